@@ -1,0 +1,71 @@
+"""One packed step through a transformers module: switch its attention, call it, take the logits."""
+
+from __future__ import annotations
+
+import inspect
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from klero.engine.models.attention import running
+from klero.engine.models.paging import PagedCache, PagedStep
+from klero.errors import ModelError
+
+if TYPE_CHECKING:
+    from klero.batch import StepArrays
+
+
+def attention_in_use(module: Any) -> set[str]:
+    """Return the names of the attentions that the configurations of `module` and of its text part ask for."""
+    return {config._attn_implementation for config in (module.config, module.config.get_text_config())}
+
+
+def use_attention(module: Any, name: str) -> None:
+    """Switch all of `module`'s layers to the attention `name`; ModelError if they do not follow.
+
+    transformers only warns when an architecture has its attention written out, and goes on with the old one.
+    """
+    module.set_attn_implementation(name)
+    stayed = attention_in_use(module) - {name}
+    if stayed:
+        raise ModelError(
+            f"{type(module).__name__} stays on its {stayed.pop()!r} attention: the architecture does not call "
+            "transformers' AttentionInterface, so klero cannot page its keys and values"
+        )
+
+
+@lru_cache(maxsize=64)
+def _takes_logits_to_keep(kind: Any) -> bool:
+    """Whether a model class computes only the rows it is asked for; reading a signature is slow, so once."""
+    return "logits_to_keep" in inspect.signature(kind.forward).parameters
+
+
+def call(module: Any, weights: dict[str, torch.Tensor] | None, **arguments: Any) -> torch.Tensor:
+    """Return the logits [tokens, V] of a batch of one, with `weights` in place of the module's if given."""
+    if weights is None:
+        output = module(**arguments, use_cache=False)
+    else:
+        output = torch.func.functional_call(module, weights, (), {**arguments, "use_cache": False})
+    logits: torch.Tensor = output.logits[0]
+    return logits
+
+
+def run_step(
+    module: Any, step: StepArrays, cache: PagedCache, weights: dict[str, torch.Tensor] | None = None
+) -> torch.Tensor:
+    """Return the logits [R, V] of `module`, already switched to klero's attention, for one packed step."""
+    device = module.device
+    rows = torch.from_numpy(step.logits_rows).to(device)
+    arguments = {
+        "input_ids": torch.from_numpy(step.input_ids).long().to(device)[None],
+        "position_ids": torch.from_numpy(step.positions).long().to(device)[None],
+    }
+    # Caps and scales stand behind the head in some models, so the module's own forward picks the rows.
+    kind: Any = type(module)
+    keeps = _takes_logits_to_keep(kind)
+    if keeps:
+        arguments["logits_to_keep"] = rows
+    with torch.inference_mode(), running(PagedStep.build(step, cache.block_size, device), cache):
+        logits = call(module, weights, **arguments)
+    return logits if keeps else logits[rows]

@@ -1,0 +1,106 @@
+"""From a name, a path or a live module to a model that is ready to run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from klero.engine.models import gguf, smollm2
+from klero.engine.models.extra import quiet_transformers, require
+from klero.errors import ModelError
+
+if TYPE_CHECKING:
+    from klero.engine.models.protocol import Model
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def load_model(model: Any, *, dtype: str = "auto", max_model_len: int | None = None) -> tuple[Model, Any]:
+    """Return the model, probed and ready for `allocate`, and its tokenizer or None.
+
+    `model`is"smollm2"(thedefaultmodel),adirectoryas`save_pretrained`writesit,aGGUFfile,whateverelse
+    AutoModelForCausalLMtakes(ahubid),oralivetransformersmodule,whoseweightsareshared,notcopied,and
+    whichcomeswithoutatokenizer.
+
+    `dtype`is"float32","bfloat16","float16"or"auto":thedtypeofthecheckpoint;float32for"smollm2"andfor
+    GGUFfiles,whosedequantisedweightsnohalfprecisionholdsexactly;alivemodulekeepsitsown.
+    `max_model_len`shortensthecontextlength,intokens.
+
+    ModelErrorifnothingofthatkindisthereorthemodelcannotberun;MissingExtrawithoutthe`engine`extra.
+    """
+    if dtype not in DTYPES:
+        raise ModelError(f"dtype={dtype!r}: must be one of {', '.join(DTYPES)}")
+    torch = require("torch")
+    require("transformers")
+    if isinstance(model, torch.nn.Module):
+        if dtype != "auto" and model.dtype != getattr(torch, dtype):
+            raise ModelError(
+                f"dtype={dtype!r}: a live module keeps its own, here {model.dtype}; "
+                f"pass dtype='auto', or convert it yourself with module.to(torch.{dtype})"
+            )
+        module, tokenizer = model, None
+    else:
+        module, tokenizer = _read(str(model), dtype)
+
+    from klero.engine.models.transformers import TransformersModel
+
+    return TransformersModel(module, tokenizer=tokenizer, max_model_len=max_model_len), tokenizer
+
+
+def _read(name: str, dtype: str) -> tuple[Any, Any]:
+    """Return module and tokenizer of a named model."""
+    path = Path(name).expanduser()
+    if name == smollm2.NAME:
+        # Not bfloat16: its logits are off by up to 1, and at batch 1, where one first meets this model, it
+        # gains little.
+        return smollm2.load("float32" if dtype == "auto" else dtype)
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise ModelError(
+                f"{name}: a file must be a GGUF file (*.gguf); for other formats name the directory"
+            )
+        return gguf.load(path, "float32" if dtype == "auto" else dtype)
+    if path.is_dir():
+        return _from_pretrained(str(path), dtype, local_files_only=True)
+    if _HUB_ID.fullmatch(name) is None or path.suffix.lower() == ".gguf":
+        raise ModelError(f"{name}: no such file or directory. {_ways_out()}")
+    return _from_pretrained(name, dtype)
+
+
+def _from_pretrained(name: str, dtype: str, **options: Any) -> tuple[Any, Any]:
+    """Load a directory or hub id; a checkpoint without a tokenizer is fine, one without a model is not."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with quiet_transformers():
+            module = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **options)
+    except (OSError, ValueError, KeyError) as error:
+        kind = "directory" if options else "hub id"
+        tried = "" if options else f"it is neither {smollm2.NAME!r} nor a file or directory here; "
+        reason = str(error).strip().split("\n")[0]
+        raise ModelError(f"{name}: {tried}as a {kind} it does not load ({reason}). {_ways_out()}") from error
+    return module, _tokenizer(name, **options)
+
+
+def _tokenizer(name: str, **options: Any) -> Any:
+    from transformers import AutoTokenizer
+
+    if options and not any(Path(name).glob("*token*")):
+        return None  # a bare checkpoint: it is served by token ids
+    try:
+        return AutoTokenizer.from_pretrained(name, **options)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ModelError(
+            f"{name}: the model loads but its tokenizer does not ({reason}); load the module yourself and "
+            "pass it instead of the name to serve it by token ids"
+        ) from error
+
+
+def _ways_out() -> str:
+    return (
+        f"Pass {smollm2.NAME!r} for the default model, the directory of a checkpoint with config.json and "
+        "weights, a GGUF file, a hub id that is downloaded or can be, or a live transformers module"
+    )

@@ -1,0 +1,151 @@
+"""Two short requests, packed and chunked, against the same module's own eager attention.
+
+Aconfigurationdoesnottellwhetheramodelcanbepaged:alayermaykeepastateofitsown,ignorepositions,or
+mixneighboursinthepackedrow,andallofthatcomputeswithoutcomplaint.Sothefirstthingamodeldoesisa
+prefillnexttohalfaprefill,thenadecodenexttotheotherhalf,andthelogitsmustbethoseoftwoplain forwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from klero.engine.models.attention import ATTENTION_NAME
+from klero.engine.models.forward import call, run_step, use_attention
+from klero.engine.models.paging import PagedCache
+from klero.errors import ModelError
+
+BLOCK_SIZE = 4
+# Largest distance of the logits, relative to their spread. In float32 both ways differ by rounding, 1e-6 to
+# 1e-4. In half precision rounding alone reaches a few per cent; a wrong attention is off by a third and more.
+TOLERANCE, COARSE_TOLERANCE = 2e-3, 0.25
+# Half precision is probed on a float32 copy of the weights as long as that copy stays below 4 GiB.
+MAX_COPIED_WEIGHTS = 2**30
+Weights = dict[str, torch.Tensor] | None
+
+
+@dataclass(frozen=True)
+class ProbeStep:
+    """The arrays of a step, as `StepArrays` names them."""
+
+    input_ids: np.ndarray
+    positions: np.ndarray
+    slot_mapping: np.ndarray
+    query_starts: np.ndarray
+    seq_lens: np.ndarray
+    block_tables: np.ndarray
+    slots: np.ndarray
+    logits_rows: np.ndarray
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What the probe learned of a model that passed."""
+
+    vocab_size: int
+    layer_shapes: dict[int, tuple[int, int, int]]  # layer -> key heads, key width, value width
+
+
+def pack(chunks: list[tuple[np.ndarray, int, int]], block_tables: np.ndarray) -> ProbeStep:
+    """Return the step in which sequence n computes the tokens start:stop of its ids; every row is asked for."""
+    positions = np.concatenate([np.arange(start, stop) for _, start, stop in chunks])
+    sequences = np.repeat(np.arange(len(chunks)), [stop - start for _, start, stop in chunks])
+    blocks = block_tables[sequences, positions // BLOCK_SIZE]
+    return ProbeStep(
+        input_ids=np.concatenate([ids[start:stop] for ids, start, stop in chunks]).astype(np.int32),
+        positions=positions.astype(np.int32),
+        slot_mapping=blocks.astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE,
+        query_starts=np.cumsum([0] + [stop - start for _, start, stop in chunks]).astype(np.int32),
+        seq_lens=np.array([stop for *_, stop in chunks], np.int32),
+        block_tables=block_tables,
+        slots=np.arange(len(chunks), dtype=np.int32),
+        logits_rows=np.arange(len(positions), dtype=np.int64),
+    )
+
+
+def probe(module: Any) -> ProbeResult:
+    """Compare `module`, switched to klero's attention before and after, with its eager attention.
+
+    ModelError, with the cause attached, if it cannot compute packed steps or computes something else.
+    """
+    name = type(module).__name__
+    weights = _float32_copy(module)
+    try:
+        cache = PagedCache(num_blocks=8, block_size=BLOCK_SIZE)
+        first, second = _requests(module)
+        expected = _eager_logits(module, weights, (first, second))
+        packed = _packed_logits(module, weights, first, second, cache)
+    except ModelError:
+        raise
+    except Exception as error:  # whatever a foreign forward raises, the way out is the same
+        raise ModelError(f"{name} cannot compute a packed step: {type(error).__name__}: {error}") from error
+    missing = sorted(set(range(module.config.get_text_config().num_hidden_layers)) - set(cache.layers))
+    if missing:
+        raise ModelError(
+            f"{name}: the layers {missing} never called klero's attention, so they keep something other than "
+            "keys and values (or stay on an attention of their own); such a model needs a Model of its own"
+        )
+    _compare(name, packed.float(), expected.float(), module.dtype if weights is None else torch.float32)
+    return ProbeResult(vocab_size=int(packed.shape[1]), layer_shapes=cache.shapes())
+
+
+def _requests(module: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Two prompts of 8 and 9 different ids, spread over the vocabulary."""
+    ids = (np.arange(17) * 7919 + 17) % module.config.get_text_config().vocab_size
+    return ids[:8], ids[8:]
+
+
+def _packed_logits(
+    module: Any, weights: Weights, first: np.ndarray, second: np.ndarray, cache: PagedCache
+) -> torch.Tensor:
+    """Return the logits of all 17 tokens, first request first, from two packed steps over shuffled blocks."""
+    tables = np.array([[5, 2, 0], [1, 7, 3]], np.int32)
+    early = run_step(module, pack([(first, 0, 7), (second, 0, 4)], tables), cache, weights)
+    late = run_step(module, pack([(first, 7, 8), (second, 4, 9)], tables), cache, weights)
+    return torch.cat([early[:7], late[:1], early[7:], late[1:]])
+
+
+def _eager_logits(module: Any, weights: Weights, requests: tuple[np.ndarray, ...]) -> torch.Tensor:
+    """Return the logits of all tokens of the requests, each computed alone by the module's own attention."""
+    use_attention(module, "eager")
+    try:
+        with torch.inference_mode():
+            rows = [
+                call(module, weights, input_ids=torch.from_numpy(ids).to(module.device)[None])
+                for ids in requests
+            ]
+    finally:
+        use_attention(module, ATTENTION_NAME)
+    return torch.cat(rows)
+
+
+def _float32_copy(module: Any) -> Weights:
+    """Return the weights in float32 by name; None if they are that already, too many, or not plain floats."""
+    weights = dict(module.named_parameters())
+    if all(weight.dtype == torch.float32 for weight in weights.values()):
+        return None
+    if not all(weight.is_floating_point() for weight in weights.values()):
+        return None
+    if sum(weight.numel() for weight in weights.values()) > MAX_COPIED_WEIGHTS:
+        return None
+    return {name: weight.detach().float() for name, weight in weights.items()}
+
+
+def _compare(name: str, packed: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    """Raise ModelError if the logits [17, V] differ by more than rounding, relative to their spread."""
+    tolerance = TOLERANCE if dtype == torch.float32 else COARSE_TOLERANCE
+    if packed.shape != expected.shape:
+        raise ModelError(
+            f"{name}: packed logits are {tuple(packed.shape)}, plain ones {tuple(expected.shape)}"
+        )
+    spread = float(expected.std())
+    largest = float((packed - expected).abs().max())
+    if not largest <= tolerance * max(spread, 1e-12):  # also when either is NaN
+        raise ModelError(
+            f"{name}: two packed requests give other logits than its eager attention (largest difference "
+            f"{largest:.3g}, spread {spread:.3g}, allowed {tolerance:g} of it in {dtype}), so klero would serve "
+            "wrong tokens; the architecture needs a Model of its own"
+        )

@@ -1,0 +1,83 @@
+"""Any causal language model of transformers, run on packed steps without a line of model code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from klero.engine.models import checks
+from klero.engine.models.attention import ATTENTION_NAME, register
+from klero.engine.models.forward import attention_in_use, run_step, use_attention
+from klero.engine.models.paging import PagedCache
+from klero.engine.models.probe import probe
+from klero.errors import ModelError
+
+if TYPE_CHECKING:
+    from klero.batch import StepArrays
+
+
+class TransformersModel:
+    """A `Model` around an unmodified transformers module, with paged keys and values.
+
+    Themodule'sweightsareshared,notcopied:trainingstepsonalivemoduleshowinthenextforward.Itisput
+    intoevaluationmodeandswitchedtoklero'sattention,againateachforwardifsomebodychangedthat.Loading
+    probestwoshortrequestsagainstthemodule'sowneagerattention;amodelthatdoesnotagreeisrefusedwith ModelError.
+
+    `tokenizer`contributesitsendid.`max_model_len`mayshortenthemodel'scontextlength,neverexceedit.
+    """
+
+    uses_blocks = True
+
+    def __init__(self, module: Any, *, tokenizer: Any = None, max_model_len: int | None = None) -> None:
+        register()
+        checks.check_module(module)
+        config = module.config.get_text_config()
+        self.module = module
+        former = module.config._attn_implementation
+        try:
+            self._take_over()
+            self.max_model_len = checks.context_length(config, max_model_len)
+            found = probe(module)
+        except ModelError:
+            if former != ATTENTION_NAME:
+                module.set_attn_implementation(former)  # a module that is refused goes back as it came
+            raise
+        self.vocab_size = found.vocab_size
+        self.end_token_ids = checks.end_ids(
+            getattr(module, "generation_config", None), module.config, config, tokenizer
+        )
+        self._layer_shapes = found.layer_shapes
+        self._cache: PagedCache | None = None
+
+    def __repr__(self) -> str:
+        return f"TransformersModel({type(self.module).__name__}, {self.module.dtype}, {self.module.device})"
+
+    def _take_over(self) -> None:
+        """Make sure that the module attends through klero and drops nothing out."""
+        if attention_in_use(self.module) != {ATTENTION_NAME}:
+            use_attention(self.module, ATTENTION_NAME)
+        if self.module.training:
+            self.module.eval()
+
+    def bytes_per_block(self, block_size: int) -> int:
+        """Return the bytes of keys and values that `block_size` tokens take in all layers."""
+        values = sum(heads * (key + value) for heads, key, value in self._layer_shapes.values())
+        return values * block_size * int(self.module.dtype.itemsize)
+
+    def allocate(self, num_blocks: int, block_size: int) -> None:
+        """Make the paged cache of all layers, zeroed; a former one is dropped."""
+        self._cache = None  # before the new one: both at once may not fit
+        cache = PagedCache(num_blocks, block_size)
+        cache.reserve(self._layer_shapes, self.module.dtype, self.module.device)
+        self._cache = cache
+
+    def forward(self, step: StepArrays) -> torch.Tensor:
+        """Return the logits [R, V] of the step, in the module's dtype and on its device."""
+        if self._cache is None:
+            raise ModelError("forward before allocate: call allocate(num_blocks, block_size) once first")
+        self._take_over()
+        return run_step(self.module, step, self._cache)
+
+    def release(self, slot: int) -> None:
+        """Nothing to forget: the engine owns the blocks and hands them on."""

@@ -1,0 +1,84 @@
+"""The exception tree of klero.
+
+```
+KleroError
+├── ParameterError (ValueError)     a SamplingParams that breaks a rule; carries every fault at once
+├── RequestError (ValueError)       a request that cannot be served: empty prompt, no room, ids out of range
+├── LogitsError (ValueError)        an array of logits that is not one: rank, dtype, width
+├── ModelError (RuntimeError)       a model that cannot be loaded or run
+├── SlotError (RuntimeError)        a slot read or released by anyone but its owner; no slot free
+├── BlockError (RuntimeError)       KV blocks: none free, freed twice, unknown
+├── QueueFull (RuntimeError)        too many requests wait
+└── MissingExtra (ImportError)      an optional dependency is not installed
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+class KleroError(Exception):
+    """Base of everything that klero raises on purpose."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One broken rule: which field, the value that was given, and the rule with the way out."""
+
+    field: str
+    value: Any
+    rule: str
+
+    def __str__(self) -> str:
+        shown = repr(self.value)
+        if len(shown) > 80:
+            shown = shown[:77] + "..."
+        return f"{self.field}={shown}: {self.rule}"
+
+
+class ParameterError(KleroError, ValueError):
+    """Parameters that break a rule. `faults` holds all of them; `field`, `value`, `rule` are the first's."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self.faults = tuple(faults)
+        first = self.faults[0]
+        self.field, self.value, self.rule = first.field, first.value, first.rule
+        super().__init__("; ".join(str(fault) for fault in self.faults))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.faults,)
+
+
+class RequestError(KleroError, ValueError):
+    """A request that cannot be served, found before it enters a batch."""
+
+
+class LogitsError(KleroError, ValueError):
+    """Logits that cannot be read: rank, dtype, width or device."""
+
+
+class ModelError(KleroError, RuntimeError):
+    """A model that cannot be loaded, or that cannot be run as klero runs models."""
+
+
+class SlotError(KleroError, RuntimeError):
+    """A slot touched by anyone but its owner, or no slot free."""
+
+
+class BlockError(KleroError, RuntimeError):
+    """KV blocks: none free, freed twice, or unknown."""
+
+
+class QueueFull(KleroError, RuntimeError):
+    """Too many requests are waiting; try again later."""
+
+
+class MissingExtra(KleroError, ImportError):
+    """An optional dependency is not installed; the message names the extra to install."""
+
+    def __init__(self, extra: str, wanted: str) -> None:
+        self.extra = extra
+        super().__init__(f"{wanted} is not installed; pip install 'klero[{extra}]' brings it")

@@ -1,0 +1,219 @@
+"""Filters for Numba: find the cut without sorting the row.
+
+A cut is a key and a number of ties: tokens with a larger key are kept, and of those with an equal key the first few by
+id. Candidates are gathered in ascending id order, so ties are settled by counting. Agreement: *set*.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from klero.device import inline, kernel
+from klero.lots.mass.cpu import F32, I32, I64, KEY_NEG_INF, TWO_20, U64, flush, key_of_bits, mass_of_weight
+from klero.lots.pinned.cpu import ZERO, exp32
+from klero.sampling.maxima.cpu import BLOCK, bits_of, flush_key
+
+LOW_32 = U64(2**32 - 1)
+ONE = U64(1)
+
+
+@inline
+def logit_of_key(key: np.int32) -> np.float32:
+    """The binary32 value behind an ordered key."""
+    return I32(key_of_bits(key)).view(np.float32)
+
+
+@inline
+def mass_of_key(key: np.int32, maximum: np.float32, reciprocal: np.float32) -> np.uint64:
+    """q of the logit behind a key."""
+    return mass_of_weight(exp32((logit_of_key(key) - maximum) * reciprocal))
+
+
+@kernel
+def min_p_key(top: np.int32, maximum: np.float32, reciprocal: np.float32, min_p: np.float32) -> np.int32:
+    """The smallest key whose weight is at least min_p: bisection, as exp32 and the keys are monotone."""
+    low, high = I64(KEY_NEG_INF), I64(top)  # low fails, high holds (its weight is 1)
+    while high - low > 1:
+        middle = (low + high) >> 1
+        w = exp32((logit_of_key(I32(middle)) - maximum) * reciprocal)
+        if w >= min_p:
+            high = middle
+        else:
+            low = middle
+    return I32(high)
+
+
+@kernel
+def select(keys: Any, weights: Any, n: int, need: np.uint64) -> tuple[np.int32, np.uint64]:
+    """The largest key t such that the weight of all keys >= t reaches `need`, and the weight strictly above t.
+
+    A quickselect over keys[:n] with weights[:n]; both are overwritten. Requires 1 <= need <= sum of the weights. Pivots
+    alternate between a median of three and the middle of the key range, which bounds the passes by 64.
+    """
+    above = U64(0)
+    begin, end = 0, n
+    by_range = False
+    while True:
+        low, high = keys[begin], keys[begin]
+        for i in range(begin, end):
+            low = keys[i] if keys[i] < low else low
+            high = keys[i] if keys[i] > high else high
+        if low == high:
+            return low, above
+        pivot = _pivot(keys, begin, end, low, high, by_range)
+        by_range = not by_range
+        upper, split = U64(0), begin  # keys above the pivot move to begin:split
+        for i in range(begin, end):
+            if keys[i] > pivot:
+                upper += weights[i]
+                keys[i], keys[split] = keys[split], keys[i]
+                weights[i], weights[split] = weights[split], weights[i]
+                split += 1
+        if above + upper >= need:
+            end = split
+        else:
+            above += upper
+            begin = split
+
+
+@kernel
+def _pivot(keys: Any, begin: int, end: int, low: np.int32, high: np.int32, by_range: bool) -> np.int32:
+    """A key in [low, high): both sides of the split keep at least one token."""
+    if by_range:
+        return I32((I64(low) + I64(high)) >> 1)
+    a, b, c = keys[begin], keys[(begin + end) >> 1], keys[end - 1]
+    median = max(min(a, b), min(max(a, b), c))
+    return I32(median - 1) if median == high else median
+
+
+@kernel
+def gather(row: Any, maxima: Any, threshold: np.int32, keys: Any, ids: Any) -> int:
+    """Write keys and ids of all tokens with key >= threshold, by ascending id; blocks below it are skipped.
+
+    keys, ids: at least V + 1 long (the place after the last one is written too).
+    """
+    n = 0
+    for b in range(maxima.size):
+        if maxima[b] < threshold:
+            continue
+        block = row[b * BLOCK : (b + 1) * BLOCK]
+        for i in range(block.size):
+            key = flush_key(key_of_bits(bits_of(block[i])))
+            keys[n] = key
+            ids[n] = b * BLOCK + i
+            n += key >= threshold
+    return n
+
+
+@kernel
+def keep_above(keys: Any, ids: Any, n: int, threshold: np.int32, ties: int) -> int:
+    """Keep keys > threshold and the first `ties` equal ones, in place and in order; return how many are left."""
+    left = 0
+    for i in range(n):
+        key = keys[i]
+        tie = key == threshold
+        keep = key > threshold or (tie and ties > 0)
+        ties -= tie
+        keys[left], ids[left] = key, ids[i]
+        left += keep
+    return left
+
+
+@kernel
+def top_k_bound(maxima: Any, k: int, keys: Any, weights: Any) -> np.int32:
+    """A key that at least k tokens reach: the k-th largest block maximum, where there are k blocks."""
+    if maxima.size < k:
+        return KEY_NEG_INF
+    for b in range(maxima.size):
+        keys[b], weights[b] = maxima[b], ONE
+    bound, _ = select(keys, weights, maxima.size, U64(k))
+    return bound
+
+
+@kernel
+def keep_top_k(keys: Any, ids: Any, n: int, k: int, spare_keys: Any, weights: Any) -> int:
+    """Cut the candidates to exactly k; ties go to the lowest ids."""
+    for i in range(n):
+        spare_keys[i], weights[i] = keys[i], ONE
+    threshold, above = select(spare_keys, weights, n, U64(k))
+    return int(keep_above(keys, ids, n, threshold, k - I64(above)))
+
+
+@kernel
+def needed_mass(mass: np.uint64, top_p: np.uint64) -> np.uint64:
+    """max(1, ceil(P * Q / 2^32)) in unsigned 64-bit."""
+    need = top_p * (mass >> U64(32)) + ((top_p * (mass & LOW_32) + LOW_32) >> U64(32))
+    return max(need, ONE)
+
+
+@kernel
+def fill_masses(keys: Any, n: int, maximum: np.float32, reciprocal: np.float32, weights: Any) -> np.uint64:
+    """Write q of each candidate and return their sum."""
+    total = U64(0)
+    for i in range(n):
+        q = mass_of_key(keys[i], maximum, reciprocal)
+        weights[i] = q
+        total += q
+    return total
+
+
+@kernel
+def keep_nucleus(
+    keys: Any, ids: Any, n: int, need: np.uint64, maximum: np.float32, reciprocal: np.float32, spare_keys: Any, weights: Any
+) -> int:
+    """Cut the candidates to the shortest prefix whose mass reaches `need`. weights: their masses, overwritten."""
+    for i in range(n):
+        spare_keys[i] = keys[i]
+    threshold, above = select(spare_keys, weights, n, need)
+    q = mass_of_key(threshold, maximum, reciprocal)  # > 0, or it could not be the one that reaches `need`
+    ties = I64((need - above + q - ONE) // q)
+    return int(keep_above(keys, ids, n, threshold, ties))
+
+
+@kernel
+def block_masses(row: Any, maxima: Any, maximum: np.float32, reciprocal: np.float32, out: Any) -> np.uint64:
+    """Fill the mass of each block and return their sum; blocks whose maximum has mass 0 are skipped.
+
+    The two 20-bit halves of q are summed apart in 32 bits (256 * 2^20 fits) and joined once a block.
+    """
+    total = U64(0)
+    for b in range(maxima.size):
+        out[b] = U64(0)
+        if mass_of_key(maxima[b], maximum, reciprocal) == 0:
+            continue
+        block = row[b * BLOCK : (b + 1) * BLOCK]
+        high, low = I32(0), I32(0)
+        for i in range(block.size):
+            logit = I32(flush(bits_of(block[i]))).view(np.float32)
+            w = exp32((logit - maximum) * reciprocal) * TWO_20
+            h = I32(w)
+            high = I32(high + h)
+            low = I32(low + I32((w - F32(h)) * TWO_20))
+        out[b] = (U64(high) << U64(20)) + U64(low)
+        total += out[b]
+    return total
+
+
+@kernel
+def nucleus_bound(
+    maxima: Any, sums: Any, spare: np.uint64, top: np.int32, maximum: np.float32, reciprocal: np.float32
+) -> np.int32:
+    """A key t such that all tokens below t weigh at most `spare` together, as large as blocks can prove.
+
+    Tokens below t weigh at most the whole block where its maximum is below t, and at most min(block, size * q(t))
+    elsewhere. Bisection over keys; any answer is right, a larger one leaves fewer candidates.
+    """
+    low, high = I64(KEY_NEG_INF), I64(top)
+    for _ in range(14):
+        middle = I32((low + high) >> 1)
+        most = mass_of_key(middle, maximum, reciprocal) * U64(BLOCK)
+        tail = U64(0)
+        for b in range(maxima.size):
+            tail += sums[b] if maxima[b] < middle or sums[b] < most else most
+        if tail <= spare:
+            low = I64(middle)
+        else:
+            high = I64(middle)
+    return I32(max(low, I64(KEY_NEG_INF) + 1))

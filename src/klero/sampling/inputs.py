@@ -1,0 +1,87 @@
+"""Logits as they come, as the arrays that kernels read: no copy where none is needed, never a write.
+
+float32, float16 and bfloat16; NumPy (bfloat16 also as uint16 bits or as ml_dtypes), torch, or anything with DLPack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from klero.errors import LogitsError
+
+MAX_VOCAB = 2**22
+
+
+class Logits(NamedTuple):
+    """rows: float32 [R, V], or the bits of bfloat16 as uint16 [R, V]; home: turns a result into the caller's kind."""
+
+    rows: npt.NDArray[Any]
+    home: Callable[[npt.NDArray[Any]], Any]
+
+
+def read_logits(logits: Any) -> Logits:
+    """Read [R, V] logits. Raises LogitsError for any other rank, dtype, width or device."""
+    home: Callable[[npt.NDArray[Any]], Any] = np.asarray
+    if isinstance(logits, np.ndarray):
+        rows = logits
+    elif type(logits).__module__.partition(".")[0] == "torch":
+        rows, home = _from_torch(logits)
+    elif hasattr(logits, "__dlpack__"):
+        rows = _from_dlpack(logits)
+    else:
+        raise LogitsError(
+            f"logits={type(logits).__name__}: must be a NumPy array, a torch tensor or an array with DLPack, [R, V]"
+        )
+    if rows.ndim != 2:
+        raise LogitsError(f"logits with shape {rows.shape}: must be [R, V], one row a token; use logits[None] for one row")
+    if not 1 <= rows.shape[1] <= MAX_VOCAB:
+        raise LogitsError(f"logits with shape {rows.shape}: the vocabulary width V must be in [1, {MAX_VOCAB}]")
+    return Logits(_readable(rows), home)
+
+
+def _readable(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """float32 or uint16 (bfloat16 bits), native byte order, C-contiguous; a copy only where it is not already."""
+    name = rows.dtype.name
+    if name == "bfloat16":  # ml_dtypes
+        rows = rows.view(np.uint16)
+    elif name == "float16":
+        return np.ascontiguousarray(rows, dtype=np.float32)
+    elif name not in ("float32", "uint16"):
+        raise LogitsError(f"logits of dtype {name}: must be float32, float16 or bfloat16 (uint16 is read as bfloat16 bits)")
+    return np.ascontiguousarray(rows, dtype=rows.dtype.newbyteorder("="))
+
+
+def _from_torch(tensor: Any) -> tuple[npt.NDArray[Any], Callable[[npt.NDArray[Any]], Any]]:
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        raise LogitsError(f"logits={type(tensor).__name__}: must be a tensor")
+    if tensor.device.type != "cpu":
+        raise LogitsError(f"logits on {tensor.device}: this backend reads host memory; pass logits.cpu()")
+    tensor = tensor.detach()
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.uint16)
+    return tensor.numpy(), torch.from_numpy
+
+
+def _from_dlpack(array: Any) -> npt.NDArray[Any]:
+    try:
+        return np.from_dlpack(array)
+    except (TypeError, RuntimeError, BufferError) as error:
+        raise LogitsError(f"logits={type(array).__name__}: cannot be read through DLPack on the host ({error})") from error
+
+
+def as_float32(rows: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """The rows as float32, for the reference: bfloat16 bits shifted into place."""
+    if rows.dtype == np.uint16:
+        return (rows.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return rows
+
+
+def as_bits(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The rows as the integers that kernels read."""
+    return rows if rows.dtype == np.uint16 else rows.view(np.int32)
