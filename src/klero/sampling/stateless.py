@@ -60,7 +60,7 @@ def sample(
     """
     read = read_logits(logits)
     num_rows = read.rows.shape[0]
-    rows = rows_of(params, num_rows)
+    rows = stack_rows(rows_of(params, num_rows))
     seed_of_row = resolve_seeds(params, seeds, num_rows)
     position_of_row = counters("positions", positions, num_rows)
     child_of_row = counters("children", 0 if children is None else children, num_rows)
@@ -72,26 +72,29 @@ def sample(
 
 def run(
     rows: npt.NDArray[Any],
-    params: list[RowParams] | npt.NDArray[Any],
+    params: npt.NDArray[Any],
     seeds: npt.NDArray[np.uint64],
     positions: npt.NDArray[np.uint32],
     children: npt.NDArray[np.uint32],
     backend: Backend,
+    chosen: npt.NDArray[np.int64] | None = None,
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-    """Run the fused pass on a backend: (token_ids, status, num_kept). rows: from `read_logits`."""
+    """Run the fused pass on a backend: (token_ids, status, num_kept), each [R].
+
+    rows: from `read_logits`; params: ROW_DTYPE [R]; chosen: the rows to sample, None for all; the others stay unset.
+    """
     num_rows = rows.shape[0]
     out = (np.empty(num_rows, np.int32), np.empty(num_rows, np.uint8), np.empty(num_rows, np.int32))
+    which = np.arange(num_rows) if chosen is None else chosen
     if backend == "reference":
-        listed = [RowParams(*row) for row in params.tolist()] if isinstance(params, np.ndarray) else params
-        reference.sample_rows(as_float32(rows), listed, seeds, positions, children, *out)
+        reference.sample_rows(as_float32(rows), which, params, seeds, positions, children, *out)
         return out
-    packed = params if isinstance(params, np.ndarray) else stack_rows(params)
-    kernel = fused.cpu_kernel()
+    kernel, bits = fused.cpu_kernel(), as_bits(rows)
 
     def work(begin: int, end: int) -> None:
-        kernel(as_bits(rows), packed, seeds, positions, children, begin, end, *out)
+        kernel(bits, which[begin:end], params, seeds, positions, children, *out)
 
-    over_rows(work, num_rows, num_threads())
+    over_rows(work, len(which), num_threads())
     return out
 
 
@@ -112,7 +115,7 @@ def resolve_seeds(
     asked = [params.seed] * num_rows if isinstance(params, SamplingParams) else [p.seed for p in params]
     if seeds is None:
         return np.array([fresh_seed() if seed is None else seed_bits(seed) for seed in asked], np.uint64)
-    if any(seed is not None for seed in asked) or (isinstance(params, SamplingParams) and params.seed is not None):
+    if any(seed is not None for seed in (asked or [getattr(params, "seed", None)])):
         raise ParameterError([Fault("seeds", seeds, "stands beside a seed in params; give one of them")])
     given = [seeds] * num_rows if np.ndim(seeds) == 0 else list(seeds)
     if len(given) != num_rows:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from klero.errors import MissingExtra
+
+_one_at_a_time = threading.RLock()
 
 
 def require(package: str) -> Any:
@@ -24,14 +27,19 @@ def require(package: str) -> Any:
 
 
 @contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Keep transformers' progress bars off the terminal while a model loads."""
+def loading() -> Iterator[None]:
+    """Read or write a checkpoint in this block: one thread at a time, and without progress bars.
+
+    transformers builds models under patches that hold for the whole process, so two loads at once in two threads
+    leave weights without data.
+    """
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
+    with _one_at_a_time:
+        shown = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            if shown:
+                logging.enable_progress_bar()

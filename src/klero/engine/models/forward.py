@@ -30,8 +30,8 @@ def use_attention(module: Any, name: str) -> None:
     stayed = attention_in_use(module) - {name}
     if stayed:
         raise ModelError(
-            f"{type(module).__name__} stays on its {stayed.pop()!r} attention: the architecture does not call "
-            "transformers' AttentionInterface, so klero cannot page its keys and values"
+            f"{type(module).__name__} stays on its {stayed.pop()!r} attention: the architecture does not "
+            "call transformers' AttentionInterface, so klero cannot page its keys and values"
         )
 
 

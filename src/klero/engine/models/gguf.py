@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from klero.engine.models.extra import quiet_transformers, require
+from klero.engine.models.extra import loading, require
 from klero.errors import ModelError
 
 # Vocabularies whose merges were learned with every digit alone. transformers knows most of the names under
@@ -34,7 +34,7 @@ def load(path: Path, dtype: str) -> tuple[Any, Any]:
 
     where: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
     try:
-        with quiet_transformers():
+        with loading():
             tokenizer = AutoTokenizer.from_pretrained(str(path.parent), **where)
             module = AutoModelForCausalLM.from_pretrained(str(path.parent), dtype=dtype, **where)
     except (OSError, ValueError, KeyError, NotImplementedError) as error:

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from klero.engine.models import gguf, smollm2
-from klero.engine.models.extra import quiet_transformers, require
+from klero.engine.models.extra import loading, require
 from klero.errors import ModelError
 
 if TYPE_CHECKING:
     from klero.engine.models.protocol import Model
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def load_model(model: Any, *, dtype: str = "auto", max_model_len: int | None = None) -> tuple[Model, Any]:
@@ -74,7 +74,7 @@ def _from_pretrained(name: str, dtype: str, **options: Any) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM
 
     try:
-        with quiet_transformers():
+        with loading():
             module = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **options)
     except (OSError, ValueError, KeyError) as error:
         kind = "directory" if options else "hub id"

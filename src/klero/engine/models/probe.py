@@ -50,7 +50,7 @@ class ProbeResult:
 
 
 def pack(chunks: list[tuple[np.ndarray, int, int]], block_tables: np.ndarray) -> ProbeStep:
-    """Return the step in which sequence n computes the tokens start:stop of its ids; every row is asked for."""
+    """Return the step in which each sequence computes its tokens start:stop, with all rows asked for."""
     positions = np.concatenate([np.arange(start, stop) for _, start, stop in chunks])
     sequences = np.repeat(np.arange(len(chunks)), [stop - start for _, start, stop in chunks])
     blocks = block_tables[sequences, positions // BLOCK_SIZE]
@@ -146,6 +146,6 @@ def _compare(name: str, packed: torch.Tensor, expected: torch.Tensor, dtype: tor
     if not largest <= tolerance * max(spread, 1e-12):  # also when either is NaN
         raise ModelError(
             f"{name}: two packed requests give other logits than its eager attention (largest difference "
-            f"{largest:.3g}, spread {spread:.3g}, allowed {tolerance:g} of it in {dtype}), so klero would serve "
-            "wrong tokens; the architecture needs a Model of its own"
+            f"{largest:.3g}, spread {spread:.3g}, allowed {tolerance:g} of it in {dtype}), so klero would "
+            "serve wrong tokens; the architecture needs a Model of its own"
         )

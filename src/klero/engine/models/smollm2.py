@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from klero.engine.models import gguf
-from klero.engine.models.extra import quiet_transformers, require
+from klero.engine.models.extra import loading, require
 from klero.errors import ModelError
 
 NAME = "smollm2"
@@ -72,7 +72,8 @@ def convert(path: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        module.save_pretrained(temporary)
+        with loading():
+            module.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         temporary.chmod(0o755)  # mkdtemp makes it private; a shared cache should be readable
         temporary.rename(target)
@@ -99,7 +100,7 @@ def load(dtype: str) -> tuple[Any, Any]:
                 f"the default model could not be converted into {target} ({error}); it takes 540 MB: "
                 "make room or set KLERO_CACHE to another directory"
             ) from error
-    with quiet_transformers():
+    with loading():
         module = AutoModelForCausalLM.from_pretrained(str(target), dtype=dtype, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(str(target), local_files_only=True)
     return module, tokenizer

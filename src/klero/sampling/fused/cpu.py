@@ -88,16 +88,16 @@ def sample_row(
 
 @kernel
 def sample_rows(
-    rows: Any, params: Any, seeds: Any, positions: Any, children: Any,
-    begin: int, end: int, token_ids: Any, status: Any, num_kept: Any,
+    rows: Any, chosen: Any, params: Any, seeds: Any, positions: Any, children: Any,
+    token_ids: Any, status: Any, num_kept: Any,
 ) -> None:  # fmt: skip
-    """Rows begin .. end - 1. rows: int32 (float32 bits) or uint16 (bfloat16 bits) [R, V]; params: ROW_DTYPE [R]."""
+    """The chosen rows. rows: int32 (float32 bits) or uint16 (bfloat16 bits) [R, V]; everything else is indexed by row."""
     size = rows.shape[1]
     maxima = np.empty((size + BLOCK - 1) // BLOCK, np.int32)
     keys, ids, spare = np.empty(size + 1, np.int32), np.empty(size + 1, np.int32), np.empty(size + 1, np.int32)
     weights = np.empty(size + 1, np.uint64)
     words = np.empty((4, CHUNK), np.uint32)
-    for r in range(begin, end):
+    for r in chosen:
         token_ids[r], status[r], num_kept[r] = sample_row(
             rows[r], params[r], seeds[r], positions[r], children[r], maxima, keys, ids, spare, weights, words
         )

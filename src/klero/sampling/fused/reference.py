@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +49,8 @@ def sample_row(
 
 def sample_rows(
     rows: npt.NDArray[np.float32],
-    params: list[RowParams],
+    chosen: npt.NDArray[np.int64],
+    params: npt.NDArray[Any],
     seeds: npt.NDArray[np.uint64],
     positions: npt.NDArray[np.uint32],
     children: npt.NDArray[np.uint32],
@@ -56,7 +58,7 @@ def sample_rows(
     status: npt.NDArray[np.uint8],
     num_kept: npt.NDArray[np.int32],
 ) -> None:
-    """Fill token_ids, status and num_kept, row by row."""
-    for i, row in enumerate(params):
-        drawn = sample_row(rows[i], row, int(seeds[i]), int(positions[i]), int(children[i]))
+    """Fill token_ids, status and num_kept of the chosen rows. params: ROW_DTYPE [R]."""
+    for i in chosen:
+        drawn = sample_row(rows[i], RowParams(*params[i].item()), int(seeds[i]), int(positions[i]), int(children[i]))
         token_ids[i], status[i], num_kept[i] = drawn.token, drawn.status, len(drawn.kept)

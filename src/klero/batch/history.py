@@ -1,0 +1,50 @@
+"""History: the tokens of every sequence, prompt and output, int32 [S, max_len] with lengths."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from klero.errors import RequestError, SlotError
+
+
+class History:
+    """Tokens by slot. ids: int32 [S, max_len]; lengths, prompt_lengths: int32 [S]. Past a length nothing is valid."""
+
+    def __init__(self, num_slots: int, max_len: int) -> None:
+        self.max_len = max_len
+        self.ids = np.zeros((num_slots, max_len), np.int32)
+        self.lengths = np.zeros(num_slots, np.int32)
+        self.prompt_lengths = np.zeros(num_slots, np.int32)
+
+    def start(self, index: int, prompt_ids: npt.ArrayLike) -> None:
+        """Seat a prompt in a slot. Raises RequestError when it is longer than max_len."""
+        prompt = np.asarray(prompt_ids, np.int32)
+        if len(prompt) > self.max_len:
+            raise RequestError(f"prompt of {len(prompt)} tokens: the longest history is {self.max_len}")
+        self.ids[index, : len(prompt)] = prompt
+        self.lengths[index] = self.prompt_lengths[index] = len(prompt)
+
+    def append(self, indices: npt.NDArray[np.integer], token_ids: npt.NDArray[np.integer]) -> None:
+        """Append one token to each slot of `indices` (no slot twice)."""
+        places = self.lengths[indices]
+        if np.any(places >= self.max_len):
+            full = int(indices[np.argmax(places)])
+            raise SlotError(f"slot {full}: its history holds max_len={self.max_len} tokens already")
+        self.ids[indices, places] = token_ids
+        self.lengths[indices] = places + 1
+
+    def rewind(self, index: int, length: int) -> None:
+        """Forget all tokens after the first `length`; the prompt stays."""
+        if not self.prompt_lengths[index] <= length <= self.lengths[index]:
+            bounds = f"[{self.prompt_lengths[index]}, {self.lengths[index]}]"
+            raise SlotError(f"slot {index}: cannot rewind to length {length}, must be in {bounds}")
+        self.lengths[index] = length
+
+    def tokens(self, index: int) -> npt.NDArray[np.int32]:
+        """The tokens of a slot, prompt first; a copy."""
+        return self.ids[index, : self.lengths[index]].copy()
+
+    def reset(self, index: int) -> None:
+        """Empty a slot."""
+        self.lengths[index] = self.prompt_lengths[index] = 0

@@ -1,0 +1,195 @@
+"""Sampler: the three moments of sampling over slots. Any engine can drive it; klero's own does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from klero.batch import Column, Columns, History, Slot, Slots, Step
+from klero.device import Backend, choose_backend
+from klero.errors import LogitsError, RequestError
+from klero.params import NEUTRAL, ROW_DTYPE, SamplingParams
+from klero.rewrite import Bans, rewrite_rows
+from klero.sampling.inputs import Logits, as_float32, read_logits
+from klero.sampling.stateless import Sampled, run
+from klero.sampling.status import BAD, OK, message
+
+
+class FinishRules(Protocol):
+    """What decides when a sequence is finished; `klero.finish.Finish` is one. Ends are opaque to the sampler."""
+
+    def banned_ids(self) -> Sequence[int]:
+        """Ids that may not be drawn next (min_tokens)."""
+
+    def push(self, token_id: int, /) -> Any:
+        """Take one token; the end it brings, or None."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A sequence that is to take a slot. seed: 0 .. 2^64-1; child: index of the choice; owner: a name for messages.
+
+    finish: decides the end and bans ids until min_tokens; None: the caller ends the sequence by releasing the slot.
+    """
+
+    owner: str
+    params: SamplingParams
+    prompt_ids: npt.ArrayLike
+    seed: int
+    child: int = 0
+    finish: FinishRules | None = None
+
+
+class Update(NamedTuple):
+    """What one row brought its sequence: the token (None if the row failed), the end (or None), an error's message."""
+
+    slot: Slot
+    token_id: int | None
+    finished: Any
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class SampleState:
+    """One sampling, between `sample_async` and `update_requests`.
+
+    device: `Sampled`, arrays where the logits live. host: the same as NumPy; on the CPU the same memory, elsewhere a copy
+    that was started and not awaited. slots: the owner of each row when it was sampled. bans: the rule per rewritten row.
+    """
+
+    step: Step
+    slots: tuple[Slot, ...]
+    device: Sampled
+    host: Sampled
+    bans: dict[int, Bans]
+
+
+COLUMNS = {
+    "row": Column(ROW_DTYPE, np.array(NEUTRAL, ROW_DTYPE)),
+    "seed": Column(np.uint64, 0),
+    "child": Column(np.uint32, 0),
+}
+
+
+class Sampler:
+    """Sampling over slots: `setup_step`, `sample_async`, `update_requests`, once a step, in this order.
+
+    num_slots: sequences at a time. vocab_size: width of the logits. max_len: longest history, prompt and output.
+    """
+
+    def __init__(self, *, num_slots: int, vocab_size: int, max_len: int, backend: Backend = "auto") -> None:
+        self.vocab_size = vocab_size
+        self.backend = choose_backend(backend)
+        self.slots = Slots(num_slots)
+        self.columns = Columns(num_slots, COLUMNS)
+        self.history = History(num_slots, max_len)
+        self._held: dict[int, tuple[Slot, FinishRules | None]] = {}
+
+    def setup_step(self, scheduled: Iterable[Seat]) -> list[Slot]:
+        """Seat new sequences: parameters, seed, history, finish rules. After scheduling, before the forward."""
+        return [self._seat(seat) for seat in scheduled]
+
+    def step_of(self, slots: Sequence[Slot]) -> Step:
+        """Build the Step that gives each of these sequences, in this order, its next token."""
+        indices = np.array([self.slots.check(slot) for slot in slots], np.int32)
+        return Step.one_row_each(indices, self.history.lengths[indices], self.columns["child"][indices])
+
+    def sample_async(self, step: Step, logits: Any) -> SampleState:
+        """Sample every row and append its token to its history. After the forward; nothing here waits for the host.
+
+        logits: [R, V] as for `klero.sample`, row r for step.slot_of_row[r]. On the CPU the work is done on return.
+        """
+        read = self._read(step, logits)
+        bans = self._bans(step)
+        plain = np.array([r for r in range(step.num_rows) if r not in bans], np.int64)
+        seeds, params = self.columns["seed"][step.slot_of_row], self.columns["row"][step.slot_of_row]
+        out = run(read.rows, params, seeds, step.position_of_row, step.child_of_row, self.backend, chosen=plain)
+        if bans:
+            self._sample_rewritten(step, read, bans, out)
+        token_ids, status, num_kept = out
+        drawn = status == OK
+        self.history.append(step.slot_of_row[drawn], token_ids[drawn])
+        host = Sampled(token_ids, status, num_kept, seeds)
+        device = Sampled(*(read.home(array) for array in (token_ids, status, num_kept, seeds)))
+        return SampleState(step, tuple(self._held[int(i)][0] for i in step.slot_of_row), device, host, bans)
+
+    def update_requests(self, state: SampleState) -> list[Update]:
+        """Bring the tokens to their sequences and decide which are finished.
+
+        A row whose slot was released since it was sampled belongs to nobody: it is dropped.
+        """
+        updates = []
+        for r, slot in enumerate(state.slots):
+            held, finish = self._held.get(slot.index, (None, None))
+            if held != slot:
+                continue
+            token_id, status = int(state.host.token_ids[r]), int(state.host.status[r])
+            if status != OK:
+                rules = [state.bans[r].rule] if r in state.bans else []
+                updates.append(Update(slot, None, None, message(status, int(state.step.position_of_row[r]), rules)))
+            else:
+                updates.append(Update(slot, token_id, finish.push(token_id) if finish else None))
+        return updates
+
+    def tokens(self, slot: Slot) -> npt.NDArray[np.int32]:
+        """The history of a sequence, prompt first; a copy. Raises SlotError for anyone but the owner."""
+        return self.history.tokens(self.slots.check(slot))
+
+    def release(self, slot: Slot) -> None:
+        """Free a slot and put the neutral values back. Raises SlotError for anyone but the owner."""
+        self.slots.release(slot)
+        self.columns.reset(slot.index)
+        self.history.reset(slot.index)
+        del self._held[slot.index]
+
+    def _seat(self, seat: Seat) -> Slot:
+        prompt = np.asarray(seat.prompt_ids)
+        if prompt.ndim != 1 or prompt.size == 0 or prompt.dtype.kind not in "iu":
+            raise RequestError(f"{seat.owner}: prompt_ids must be a non-empty list of token ids")
+        if prompt.min() < 0 or prompt.max() >= self.vocab_size:
+            raise RequestError(f"{seat.owner}: prompt_ids must be in [0, {self.vocab_size - 1}], the model's vocabulary")
+        slot = self.slots.take(seat.owner)
+        try:
+            self.history.start(slot.index, prompt)
+        except RequestError:
+            self.slots.release(slot)
+            raise
+        self.columns.write(slot.index, row=np.array(seat.params.row, ROW_DTYPE), seed=seat.seed, child=seat.child)
+        self._held[slot.index] = (slot, seat.finish)
+        return slot
+
+    def _read(self, step: Step, logits: Any) -> Logits:
+        read = read_logits(logits)
+        if read.rows.shape != (step.num_rows, self.vocab_size):
+            raise LogitsError(
+                f"logits with shape {read.rows.shape}: this step has {step.num_rows} rows of {self.vocab_size}"
+            )
+        return read
+
+    def _bans(self, step: Step) -> dict[int, Bans]:
+        """The rows that need rewriting, with their bans."""
+        bans = {}
+        for r, index in enumerate(step.slot_of_row.tolist()):
+            _, finish = self._held[index]
+            ids = finish.banned_ids() if finish else ()
+            if len(ids):
+                bans[r] = Bans("min_tokens", ids)
+        return bans
+
+    def _sample_rewritten(
+        self, step: Step, read: Logits, bans: dict[int, Bans], out: tuple[npt.NDArray[Any], ...]
+    ) -> None:
+        """Sample copies of the rows that are rewritten, and put the results beside the others'."""
+        chosen = np.array(list(bans), np.int64)
+        rows = as_float32(read.rows[chosen])  # a copy: indexing with an array makes one
+        bad = rewrite_rows(rows, list(bans.values()))
+        slots = step.slot_of_row[chosen]
+        seeds, params = self.columns["seed"][slots], self.columns["row"][slots]
+        positions, children = step.position_of_row[chosen], step.child_of_row[chosen]
+        results = run(rows, params, seeds, positions, children, self.backend)
+        for array, result, failed in zip(out, results, (-1, BAD, 0), strict=True):
+            array[chosen] = np.where(bad, failed, result)
