@@ -80,6 +80,22 @@ def test_a_partial_id_sequence_is_released_at_the_end():
     assert finish.text == "abc"
 
 
+def test_a_stop_id_whose_text_is_kept_is_kept_whole():
+    vocabulary = TokenBytes.from_list([b"x", b"abc"])
+    fields = {"stop_token_ids": [1], "stop": ["a"], "include_stop_str_in_output": True}
+    finish = finish_of(vocabulary=vocabulary, model_ends=(), **fields)
+    assert finish.push_all([0, 1]) == 2
+    assert finish.finished == Finished(STOP, 1)
+    assert finish.text == "xabc"
+
+
+def test_stop_strings_act_without_detokenize():
+    finish = finish_of(stop="bc", detokenize=False)
+    assert finish.push_all([A, B, C, D]) == 3
+    assert finish.finished == Finished(STOP, "bc")
+    assert finish.text == finish.delta() == ""
+
+
 def test_stops_by_ids_need_no_vocabulary():
     finish = finish_of(vocabulary=None, stop_token_ids=[[70000, 70001]])
     assert finish.push_all([70000, 70001, 5]) == 2

@@ -47,6 +47,27 @@ def test_a_stop_string_that_is_kept_is_not_held_back():
     assert found == (["xa", "b"], "ab")
 
 
+def test_nothing_comes_after_a_match():
+    stream = TextStream(TokenBytes.from_list([b"ab\xe2", b"xa"]), SamplingParams(stop=["b", "ac"]))
+    assert stream.push(0) == "b"
+    stream.finish()
+    assert stream.text == "a"
+
+
+def test_a_token_that_was_dropped_leaves_the_text_before_it():
+    fields = {"skip_special_tokens": False, "spaces_between_special_tokens": True}
+    vocabulary = TokenBytes.from_list([b"<f>", b"\xe2", b"\x82\xac", b"a"], special={0})
+    stream = TextStream(vocabulary, SamplingParams(**fields))
+    stream.push(0)
+    stream.push(1)
+    stream.push(2, num_tail_tokens=1)
+    stream.push(3, num_tail_tokens=2)
+    assert stream.text == "<f>"
+    stream.drop(2)
+    stream.finish()
+    assert stream.text == "<f> �"
+
+
 def test_replacement_at_the_flush_is_no_match():
     assert deltas_of([b"a\xe2"], stop=["�"]) == (["a", "�"], None)
 

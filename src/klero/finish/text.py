@@ -21,7 +21,6 @@ class _Mark(NamedTuple):
 
     num_units: int
     pending: bytes
-    prompt_half: bytes
     gap: str
 
 
@@ -97,15 +96,15 @@ class TextStream:
         return found
 
     def drop(self, num_tokens: int) -> None:
-        """Take back the text of the last `num_tokens` tokens, which the last `push` held."""
+        """Take back the text of the last `num_tokens` tokens, which the last `push` held; then `finish`."""
         if num_tokens:
             mark = self._marks[-num_tokens]
             del self._units[mark.num_units - self._num_released :]
             self._decoder = Utf8Decoder(mark.pending)
-            self._prompt_half, self._gap = mark.prompt_half, mark.gap
+            self._gap = mark.gap
 
     def finish(self) -> None:
-        """End the text: an unfinished character becomes U+FFFD, everything held is released."""
+        """End the text: an unfinished character becomes U+FFFD, what is held comes out."""
         self._add(self._decoder.flush(), shown=True, may_stop=False)
         self._node = ROOT
         self._marks.clear()
@@ -117,7 +116,7 @@ class TextStream:
             self._marks.clear()
             return
         position = self._num_released + len(self._units)
-        self._marks.append(_Mark(position, self._decoder.pending, self._prompt_half, self._gap))
+        self._marks.append(_Mark(position, self._decoder.pending, self._gap))
         while len(self._marks) > num_tail_tokens:
             self._marks.popleft()
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from klero.batch import Column, Columns, History, Slot, Slots, Step
 from klero.device import Backend, choose_backend
-from klero.errors import LogitsError, RequestError
+from klero.errors import KleroError, LogitsError, RequestError
 from klero.params import NEUTRAL, ROW_DTYPE, SamplingParams
 from klero.rewrite import Bans, rewrite_rows
 from klero.sampling.inputs import Logits, as_float32, read_logits
@@ -132,7 +132,7 @@ class Sampler:
                 rules = [state.bans[r].rule] if r in state.bans else []
                 updates.append(Update(slot, None, None, message(status, int(state.step.position_of_row[r]), rules)))
             else:
-                updates.append(Update(slot, token_id, finish.push(token_id) if finish else None))
+                updates.append(_bring(slot, token_id, finish))
         return updates
 
     def tokens(self, slot: Slot) -> npt.NDArray[np.int32]:
@@ -193,3 +193,11 @@ class Sampler:
         results = run(rows, params, seeds, positions, children, self.backend)
         for array, result, failed in zip(out, results, (-1, BAD, 0), strict=True):
             array[chosen] = np.where(bad, failed, result)
+
+
+def _bring(slot: Slot, token_id: int, finish: FinishRules | None) -> Update:
+    """Push one token; a token that the finish rules cannot take is this sequence's error alone."""
+    try:
+        return Update(slot, token_id, finish.push(token_id) if finish else None)
+    except KleroError as error:
+        return Update(slot, token_id, None, str(error))

@@ -1,4 +1,4 @@
-"""Names, paths and live modules on their way to a model; the default model with its wheel faked or missing."""
+"""Names, paths and live modules on their way to a model; the default model with a faked or missing wheel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tiny_gguf(tiny, tmp_path):
     """A GGUF file of a tiny random Llama with a byte vocabulary; also the module it was made of."""
     writer_of = pytest.importorskip("gguf").GGUFWriter
     pytest.importorskip("accelerate")
-    alphabet = [c for c in map(chr, range(33, 127))] + ["Ġ", "Ċ"]
+    alphabet = [*map(chr, range(33, 127)), "Ġ", "Ċ"]
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *alphabet, "12", "34", "Ġ1"]
     module = tiny("Llama", vocab_size=len(tokens), tie_word_embeddings=True, hidden_size=32)
     path = tmp_path / "tiny.gguf"
@@ -157,7 +157,7 @@ def test_an_unknown_hub_id_tells_what_was_tried(monkeypatch):
         raise OSError("we could not reach it\nand more")
 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", missing)
-    with pytest.raises(ModelError, match="neither 'smollm2' nor a file or directory.*could not reach it"):
+    with pytest.raises(ModelError, match=r"neither 'smollm2' nor a file or directory.*could not reach it"):
         load_model("someone/something")
 
 
@@ -274,6 +274,6 @@ def test_a_failed_conversion_leaves_nothing_behind(tiny_gguf, monkeypatch, tmp_p
     monkeypatch.setattr(gguf, "load", lambda *a: (Broken(), Broken()))
     monkeypatch.setenv("KLERO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(smollm2, "find_gguf", lambda: path)
-    with pytest.raises(ModelError, match="disk full.*KLERO_CACHE"):
+    with pytest.raises(ModelError, match=r"disk full.*KLERO_CACHE"):
         load_model("smollm2")
     assert not list((tmp_path / "cache" / "models").iterdir())

@@ -30,8 +30,8 @@ def require(package: str) -> Any:
 def loading() -> Iterator[None]:
     """Read or write a checkpoint in this block: one thread at a time, and without progress bars.
 
-    transformers builds models under patches that hold for the whole process, so two loads at once in two threads
-    leave weights without data.
+    transformers builds models under patches that hold for the whole process, so two loads at once, in two
+    threads, leave weights without data.
     """
     from transformers.utils import logging
 

@@ -1,0 +1,157 @@
+"""Engine: requests in, finished requests out, one step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from klero.batch import Blocks, InputBatch
+from klero.engine.models.protocol import Model
+from klero.engine.outputs import RequestOutput
+from klero.engine.request import Choice, Limits, Request, admit
+from klero.engine.scheduler import Planned, Scheduler
+from klero.engine.seeds import SeedSource
+from klero.errors import RequestError
+from klero.finish import FinishReason, TokenBytes
+from klero.params import SamplingParams, seed_bits
+from klero.sampling.sampler import Sampler, Seat, Update
+
+
+class Engine:
+    """Runs requests on a model: continuous batching, chunked prefill, sampling by slot.
+
+    model: see `klero.engine.models.protocol.Model`. vocabulary: bytes of tokens, None for ids only. max_num_seqs: sequences
+    at a time. max_num_batched_tokens: tokens a step computes. block_size, num_blocks: the paged KV cache; num_blocks=None
+    takes what `default_num_blocks` says. seed: makes the seeds of requests that bring none; None: the operating system.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        vocabulary: TokenBytes | None = None,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 512,
+        block_size: int = 16,
+        num_blocks: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        _check_sizes(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, block_size=block_size)
+        self.model, self.vocabulary = model, vocabulary
+        self.seeds = SeedSource(seed)
+        self.sampler = Sampler(num_slots=max_num_seqs, vocab_size=model.vocab_size, max_len=model.max_model_len)
+        self.blocks: Blocks | None = None
+        if model.uses_blocks:
+            num_blocks = num_blocks or default_num_blocks(model, block_size, max_num_seqs)
+            self.blocks = Blocks(num_blocks, block_size, max_num_seqs, model.max_model_len)
+            model.allocate(num_blocks, block_size)
+        capacity = None if self.blocks is None else self.blocks.num_blocks * block_size
+        self.limits = Limits(model.vocab_size, model.max_model_len, capacity, tuple(model.end_token_ids))
+        self.batch = InputBatch(max_num_seqs, max_num_batched_tokens, self.sampler.history, self.blocks)
+        self.scheduler = Scheduler(
+            max_num_seqs, max_num_batched_tokens, self.blocks, seat=self._seat, forget=self._forget
+        )
+        self._requests: dict[str, Request] = {}
+        self._choice_of_slot: dict[int, Choice] = {}
+        self.num_generated = 0  # tokens of all requests since the start
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that wait or run."""
+        return len(self._requests)
+
+    def add_request(
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None = None
+    ) -> Request:
+        """Check a request and let it wait. Raises RequestError or ParameterError; the others go on."""
+        if request_id in self._requests:
+            raise RequestError(f"request_id={request_id!r}: a request of that name is running; choose another")
+        seed = self.seeds.next() if params.seed is None else seed_bits(params.seed)
+        request = admit(request_id, prompt, prompt_ids, params, seed, self.limits, self.vocabulary)
+        self._requests[request_id] = request
+        for choice in request.choices:
+            self.scheduler.add(choice)
+        return request
+
+    def abort(self, request_id: str, message: str = "aborted by the caller") -> RequestOutput:
+        """End a request with what it has so far. Raises RequestError for an unknown or finished one."""
+        request = self._requests.get(request_id)
+        if request is None:
+            raise RequestError(f"request_id={request_id!r}: no such request is waiting or running")
+        for choice in request.choices:
+            if choice.finished is None:
+                choice.finished = choice.finish.end(FinishReason.ABORT, message)
+                self._leave(choice)
+        del self._requests[request_id]
+        return request.output()
+
+    def discard(self, request_id: str) -> None:
+        """Abort a request if it is still here; its output is dropped."""
+        if request_id in self._requests:
+            self.abort(request_id)
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step: schedule, forward, sample, finish. Returns the requests that finished in it."""
+        planned = self.scheduler.schedule()
+        if not planned:
+            return []
+        logits = self.model.forward(self.batch.fill([plan.scheduled for plan in planned]))
+        self._count(planned)
+        sampled = [plan.choice.slot for plan in planned if plan.scheduled.samples and plan.choice.slot is not None]
+        state = self.sampler.sample_async(self.sampler.step_of(sampled), logits)
+        return self._finish(self.sampler.update_requests(state))
+
+    def _count(self, planned: list[Planned]) -> None:
+        for choice, scheduled in planned:
+            choice.num_computed += scheduled.num_new
+
+    def _finish(self, updates: list[Update]) -> list[RequestOutput]:
+        """End the choices that are done, and hand out the requests whose choices all are."""
+        ended = []
+        for update in updates:
+            choice = self._choice_of_slot[update.slot.index]
+            self.num_generated += update.token_id is not None
+            if update.error is not None:
+                choice.finished = choice.finish.end(FinishReason.ERROR, update.error)
+            elif update.finished is not None:
+                choice.finished = update.finished
+            if choice.finished is not None:
+                self._leave(choice)
+                ended.append(choice.request)
+        done = [request for request in dict.fromkeys(ended) if all(c.finished is not None for c in request.choices)]
+        for request in done:
+            del self._requests[request.request_id]
+        return [request.output() for request in done]
+
+    def _seat(self, choice: Choice) -> None:
+        """Give a choice its slot."""
+        request = choice.request
+        seat = Seat(choice.owner, request.params, request.prompt_ids, request.seed, choice.index, choice.finish)
+        (choice.slot,) = self.sampler.setup_step([seat])
+        self._choice_of_slot[choice.slot.index] = choice
+
+    def _forget(self, choice: Choice) -> None:
+        """Tell the model that a sequence's state is gone."""
+        if choice.slot is not None:
+            self.model.release(choice.slot.index)
+
+    def _leave(self, choice: Choice) -> None:
+        """Free everything that a choice holds, once."""
+        self.scheduler.remove(choice)
+        if choice.slot is not None:
+            self.sampler.release(choice.slot)
+            del self._choice_of_slot[choice.slot.index]
+            choice.slot = None
+
+
+def default_num_blocks(model: Model, block_size: int, max_num_seqs: int) -> int:
+    """Blocks for max_num_seqs full contexts, or what 4 GiB hold if that is less; always enough for one context."""
+    of_context = -(-model.max_model_len // block_size)
+    bytes_per_block = max(1, model.bytes_per_block(block_size))
+    return max(of_context, min(of_context * max_num_seqs, 4 * 2**30 // bytes_per_block))
+
+
+def _check_sizes(**sizes: Any) -> None:
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value!r}: must be an integer >= 1")

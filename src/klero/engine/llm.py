@@ -1,0 +1,130 @@
+"""LLM: prompts in, texts out, on one model."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from klero.engine.engine import Engine
+from klero.engine.outputs import Progress, RequestOutput
+from klero.errors import RequestError
+from klero.finish import TokenBytes
+from klero.params import SamplingParams, seed_bits
+
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """A model with everything around it.
+
+    model: "smollm2" (the default model), a folder, a GGUF file, a hub id, a live `nn.Module` (weights shared, not copied),
+    or any object with the methods of `klero.engine.models.protocol.Model`. dtype: "auto", "float32", "bfloat16", "float16".
+    tokenizer: for a live module or a Model that has none; a fast tokenizer of transformers.
+    max_num_seqs: sequences at a time. max_num_batched_tokens: tokens a step computes; longer prompts come in chunks.
+    block_size, num_blocks: the paged KV cache; None: up to 4 GiB. seed: makes the seeds of requests that bring none.
+    max_model_len: a context shorter than the model's own.
+    """
+
+    def __init__(
+        self,
+        model: Any = "smollm2",
+        *,
+        dtype: str = "auto",
+        tokenizer: Any = None,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 512,
+        block_size: int = 16,
+        num_blocks: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if hasattr(model, "forward") and hasattr(model, "bytes_per_block"):
+            loaded, own_tokenizer = model, getattr(model, "tokenizer", None)
+        else:
+            from klero.engine.models.load import load_model
+
+            loaded, own_tokenizer = load_model(model, dtype=dtype, max_model_len=max_model_len)
+        self.tokenizer = tokenizer if tokenizer is not None else own_tokenizer
+        vocabulary = getattr(loaded, "vocabulary", None)
+        if self.tokenizer is not None:
+            vocabulary = TokenBytes(self.tokenizer)
+        self.engine = Engine(
+            loaded,
+            vocabulary=vocabulary,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            seed=seed,
+        )
+        self._ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Generate for every prompt, in one batch; results come in the order of the prompts.
+
+        prompts: a string, a list of token ids, or a list of either. params: one for all, or one per prompt; None is greedy.
+        One params object with a seed over several prompts: prompt i uses seed + i (mod 2^64), and reports it, because the
+        same seed on prompts of equal length would share every lot. progress: called after every step.
+        Every prompt is checked before any runs: RequestError or ParameterError names the one at fault.
+        """
+        listed = _listed(prompts)
+        names = [f"request-{next(self._ids)}" for _ in listed]
+        try:
+            for name, prompt, one in zip(names, listed, _params_of(params, len(listed)), strict=True):
+                text = prompt if isinstance(prompt, str) else None
+                self.engine.add_request(name, self._encode(prompt), one, prompt=text)
+            return self._run(names, progress)
+        except BaseException:
+            for name in names:
+                self.engine.discard(name)
+            raise
+
+    def _run(self, names: list[str], progress: Callable[[Progress], None] | None) -> list[RequestOutput]:
+        outputs: dict[str, RequestOutput] = {}
+        before = self.engine.num_generated
+        while len(outputs) < len(names):
+            outputs |= {output.request_id: output for output in self.engine.step()}
+            if progress is not None:
+                progress(Progress(len(outputs), len(names), self.engine.num_generated - before))
+        return [outputs[name] for name in names]
+
+    def _encode(self, prompt: Prompt) -> Sequence[int]:
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if self.tokenizer is None:
+            raise RequestError("a prompt in text needs a tokenizer; pass token ids, or LLM(tokenizer=...)")
+        return list(self.tokenizer.encode(prompt))
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many, as a list."""
+    if isinstance(prompts, str):
+        return [prompts]
+    listed = list(prompts)
+    if listed and all(hasattr(item, "__index__") for item in listed):
+        return [listed]
+    return listed
+
+
+def _params_of(
+    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> list[SamplingParams]:
+    """The parameters of each prompt; a seed given once is spread over the prompts."""
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        if params.seed is None or num_prompts == 1:
+            return [params] * num_prompts
+        base = seed_bits(params.seed)
+        return [dataclasses.replace(params, seed=seed_bits(base + i)) for i in range(num_prompts)]
+    if len(params) != num_prompts:
+        raise RequestError(f"params: {len(params)} for {num_prompts} prompts; give one for all, or one for each")
+    return list(params)

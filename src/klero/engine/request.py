@@ -1,0 +1,149 @@
+"""Request and Choice: what a client asked, and each sequence that answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from klero.batch import Slot
+from klero.engine.outputs import CompletionOutput, RequestOutput
+from klero.errors import Fault, ParameterError, RequestError
+from klero.finish import Finish, Finished, TokenBytes, text_of_prompt
+from klero.params import SamplingParams
+
+
+@dataclass(eq=False)
+class Choice:
+    """One sequence of a request: child `index` of n. arrival: its place in the order of arrival.
+
+    slot: None while it waits for a seat. num_computed: tokens whose K/V is cached; 0 again after a preemption.
+    """
+
+    request: Request
+    index: int
+    finish: Finish
+    arrival: int = 0
+    slot: Slot | None = None
+    num_computed: int = 0
+    finished: Finished | None = None
+
+    @property
+    def owner(self) -> str:
+        """A name for messages."""
+        return f"{self.request.request_id}[{self.index}]"
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output so far."""
+        return len(self.request.prompt_ids) + self.finish.num_tokens
+
+
+@dataclass(eq=False)
+class Request:
+    """What a client asked. seed: resolved at admission, 0 .. 2^64-1."""
+
+    request_id: str
+    prompt: str | None
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    vocabulary: TokenBytes | None
+    choices: list[Choice] = field(default_factory=list)
+
+    def output(self) -> RequestOutput:
+        """The answer, once every choice has finished."""
+        echo = self._echo()
+        return RequestOutput(
+            self.request_id, self.prompt, self.prompt_ids, tuple(self._completion(choice, echo) for choice in self.choices)
+        )
+
+    def _completion(self, choice: Choice, echo: str) -> CompletionOutput:
+        end, finish = choice.finished, choice.finish
+        assert end is not None, f"{choice.owner} has not finished"
+        text = echo + finish.text if self.params.detokenize else ""
+        return CompletionOutput(
+            choice.index, text, finish.token_ids, str(end.reason), end.stop_reason, self.seed, end.message
+        )
+
+    def _echo(self) -> str:
+        """The prompt's text, where it was asked for."""
+        if not (self.params.echo and self.params.detokenize) or self.vocabulary is None:
+            return ""
+        return text_of_prompt(self.vocabulary, self.params, self.prompt_ids)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds a request here. capacity: tokens that all KV blocks hold, None where the model needs no blocks."""
+
+    vocab_size: int
+    max_model_len: int
+    capacity: int | None
+    end_token_ids: tuple[int, ...]
+
+
+def admit(
+    request_id: str,
+    prompt: str | None,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    seed: int,
+    limits: Limits,
+    vocabulary: TokenBytes | None,
+) -> Request:
+    """Check a request against the model and make it. Raises RequestError or ParameterError; nothing enters a batch."""
+    if params.truncate_prompt_tokens is not None:
+        prompt_ids = prompt_ids[-params.truncate_prompt_tokens :]
+    ids = _checked_prompt(request_id, prompt_ids, limits)
+    _check_ids(params, limits.vocab_size)
+    max_tokens = _room(request_id, len(ids), params, limits)
+    request = Request(request_id, prompt, ids, params, seed, vocabulary)
+    for index in range(params.n):
+        finish = Finish(
+            params, end_token_ids=limits.end_token_ids, prompt_ids=ids, vocabulary=vocabulary, max_tokens=max_tokens
+        )
+        request.choices.append(Choice(request, index, finish))
+    return request
+
+
+def _checked_prompt(request_id: str, prompt_ids: Sequence[int], limits: Limits) -> tuple[int, ...]:
+    if len(prompt_ids) == 0:
+        raise RequestError(f"{request_id}: the prompt is empty; give at least one token (such as the model's bos)")
+    bad = [i for i in prompt_ids if isinstance(i, bool | float | str) or not 0 <= int(i) < limits.vocab_size]
+    if bad:
+        raise RequestError(
+            f"{request_id}: prompt token id {bad[0]!r}: must be an integer in [0, {limits.vocab_size - 1}], "
+            "the width of the model's logits"
+        )
+    return tuple(int(i) for i in prompt_ids)
+
+
+def _check_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Ids in the parameters against the logits width."""
+    named: tuple[tuple[str, Iterable[int]], ...] = (
+        ("stop_token_ids", [i for sequence in params.stop_token_ids for i in sequence]),
+        ("end_token_ids", params.end_token_ids),
+    )
+    rule = f"ids must be in [0, {vocab_size - 1}], the width of the model's logits"
+    faults = [Fault(name, max(ids), rule) for name, ids in named if ids and max(ids) >= vocab_size]
+    if faults:
+        raise ParameterError(faults)
+
+
+def _room(request_id: str, num_prompt: int, params: SamplingParams, limits: Limits) -> int:
+    """The resolved max_tokens: what was asked, or what fits."""
+    most = limits.max_model_len
+    what = f"the model's context is {most}"
+    if limits.capacity is not None and limits.capacity < most:
+        most = limits.capacity
+        what = f"all KV blocks together hold {most} (raise num_blocks)"
+    room = most - num_prompt
+    if room < 1:
+        raise RequestError(
+            f"{request_id}: the prompt has {num_prompt} tokens and {what}, so no token can follow; "
+            "shorten it, or set truncate_prompt_tokens"
+        )
+    if params.max_tokens is not None and params.max_tokens > room:
+        rule = f"{num_prompt} prompt tokens + max_tokens are {num_prompt + params.max_tokens} and {what}; at most {room} fit"
+        raise ParameterError([Fault("max_tokens", params.max_tokens, rule)])
+    return room if params.max_tokens is None else params.max_tokens
