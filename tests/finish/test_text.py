@@ -172,3 +172,8 @@ def test_an_id_without_text_changes_nothing():
     stream.push(1)
     stream.finish()
     assert stream.text == "a€"
+
+
+def test_a_special_token_parts_the_output_from_a_half_of_the_prompt():
+    pieces = [b"<f>", b"\x82\xac"]
+    assert deltas_of(pieces, special=[0], prompt=[b"\xe2"]) == (["", "��", ""], None)

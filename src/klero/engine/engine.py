@@ -37,12 +37,14 @@ class Engine:
         seed: int | None = None,
     ) -> None:
         _check_sizes(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, block_size=block_size)
+        if num_blocks is not None:
+            _check_sizes(num_blocks=num_blocks)
         self.model, self.vocabulary = model, vocabulary
         self.seeds = SeedSource(seed)
         self.sampler = Sampler(num_slots=max_num_seqs, vocab_size=model.vocab_size, max_len=model.max_model_len)
         self.blocks: Blocks | None = None
         if model.uses_blocks:
-            num_blocks = num_blocks or default_num_blocks(model, block_size, max_num_seqs)
+            num_blocks = default_num_blocks(model, block_size, max_num_seqs) if num_blocks is None else num_blocks
             self.blocks = Blocks(num_blocks, block_size, max_num_seqs, model.max_model_len)
             model.allocate(num_blocks, block_size)
         capacity = None if self.blocks is None else self.blocks.num_blocks * block_size
