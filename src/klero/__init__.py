@@ -6,4 +6,13 @@ from klero.sampling.explain import Explanation, explain
 from klero.sampling.stateless import Sampled, sample
 
 __version__ = "0.1.0"
-__all__ = ["Explanation", "KleroError", "LogitsError", "ParameterError", "Sampled", "SamplingParams", "explain", "sample"]
+__all__ = [
+    "Explanation",
+    "KleroError",
+    "LogitsError",
+    "ParameterError",
+    "Sampled",
+    "SamplingParams",
+    "explain",
+    "sample",
+]

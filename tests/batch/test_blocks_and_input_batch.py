@@ -66,7 +66,7 @@ def test_positions_to_slot_mapping():
 
 
 def test_a_small_mixed_step():
-    """Slot 2 decodes its 4th token, slot 0 computes the first two of three prompt tokens, slot 1 a whole prompt of one."""
+    """Slot 2 decodes its 4th token, slot 0 computes two of its three prompt tokens, slot 1 a whole prompt of one."""
     history = History(3, 8)
     for slot, prompt in [(0, [10, 11, 12]), (1, [20]), (2, [30, 31, 32, 33])]:
         history.start(slot, prompt)

@@ -123,7 +123,7 @@ class OneBadRow(ToyModel):
 
     def forward(self, step):
         logits = super().forward(step)
-        ids = [self.first[slot] if slot in self.first else None for slot in step.slots.tolist()]
+        ids = [self.first.get(slot) for slot in step.slots.tolist()]
         for n, slot in enumerate(step.slots.tolist()):
             if step.positions[step.query_starts[n]] == 0:
                 self.first[slot] = ids[n] = int(step.input_ids[step.query_starts[n]])
@@ -246,7 +246,8 @@ def test_an_emptied_row_names_the_rule():
 
 def test_progress_counts_requests_and_tokens():
     seen = []
-    LLM(ToyModel()).generate([[1], [2]], [SamplingParams(max_tokens=2), SamplingParams(max_tokens=4)], progress=seen.append)
+    params = [SamplingParams(max_tokens=2), SamplingParams(max_tokens=4)]
+    LLM(ToyModel()).generate([[1], [2]], params, progress=seen.append)
     assert [(p.done, p.total, p.num_tokens) for p in seen] == [(0, 2, 2), (1, 2, 4), (1, 2, 5), (2, 2, 6)]
 
 

@@ -37,7 +37,7 @@ def test_tokens_equal_klero_sample_in_every_slot_and_order(order, seeds, backend
     seated = sampler.setup_step(
         Seat(f"{i}", params[i], prompts[i], seeds[i], child=i) for i in order
     )
-    slots = {i: slot for i, slot in zip(order, seated, strict=True)}
+    slots = dict(zip(order, seated, strict=True))
     updates = one_step(sampler, [slots[i] for i in range(4)], logits)
     alone = sample(logits, params, positions=[1, 2, 3, 1], seeds=seeds, children=range(4), backend="reference")
     assert [u.token_id for u in updates] == alone.token_ids.tolist()

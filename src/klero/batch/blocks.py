@@ -51,7 +51,8 @@ class Blocks:
         """Take all blocks back from a slot and clear its table; return how many there were."""
         count = int(self.counts[index])
         if self._num_free + count > self.num_blocks:
-            raise BlockError(f"slot {index}: {count} blocks come back, but only {self.num_blocks - self._num_free} are out")
+            out = self.num_blocks - self._num_free
+            raise BlockError(f"slot {index}: {count} blocks come back, but only {out} are out")
         self._free[self._num_free : self._num_free + count] = self.tables[index, :count][::-1]
         self._num_free += count
         self.tables[index, :count] = 0

@@ -29,7 +29,7 @@ class Columns:
         return self._arrays[name]
 
     def write(self, index: int, **values: Any) -> None:
-        """Write every column of a slot; leaving one out would keep the neutral value, and an unknown one is an error."""
+        """Write every column of a slot; one left out keeps its neutral value, an unknown one is an error."""
         for name, value in values.items():
             self._arrays[name][index] = value
 

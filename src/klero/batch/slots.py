@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from klero.errors import SlotError
 
 
-class Slot(NamedTuple):
+@dataclass(frozen=True, order=True)
+class Slot:
     """A seat (0 .. num_slots - 1) and the turn in which it was taken; a stale turn no longer opens it."""
 
     index: int

@@ -20,9 +20,10 @@ from klero.sampling.sampler import Sampler, Seat, Update
 class Engine:
     """Runs requests on a model: continuous batching, chunked prefill, sampling by slot.
 
-    model: see `klero.engine.models.protocol.Model`. vocabulary: bytes of tokens, None for ids only. max_num_seqs: sequences
-    at a time. max_num_batched_tokens: tokens a step computes. block_size, num_blocks: the paged KV cache; num_blocks=None
-    takes what `default_num_blocks` says. seed: makes the seeds of requests that bring none; None: the operating system.
+    model: see `klero.engine.models.protocol.Model`. vocabulary: bytes of tokens, None for ids only. max_num_seqs:
+    sequences at a time. max_num_batched_tokens: tokens a step computes. block_size, num_blocks: the paged KV cache;
+    num_blocks=None takes what `default_num_blocks` says. seed: makes the seeds of requests that bring none; None: the
+    operating system.
     """
 
     def __init__(

@@ -19,9 +19,9 @@ Prompt = str | Sequence[int]
 class LLM:
     """A model with everything around it.
 
-    model: "smollm2" (the default model), a folder, a GGUF file, a hub id, a live `nn.Module` (weights shared, not copied),
-    or any object with the methods of `klero.engine.models.protocol.Model`. dtype: "auto", "float32", "bfloat16", "float16".
-    tokenizer: for a live module or a Model that has none; a fast tokenizer of transformers.
+    model: "smollm2" (the default model), a folder, a GGUF file, a hub id, a live `nn.Module` (weights shared, not
+    copied), or any object with the methods of `klero.engine.models.protocol.Model`. dtype: "auto", "float32",
+    "bfloat16", "float16". tokenizer: for a live module or a Model that has none; a fast tokenizer of transformers.
     max_num_seqs: sequences at a time. max_num_batched_tokens: tokens a step computes; longer prompts come in chunks.
     block_size, num_blocks: the paged KV cache; None: up to 4 GiB. seed: makes the seeds of requests that bring none.
     max_model_len: a context shorter than the model's own.
@@ -70,10 +70,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """Generate for every prompt, in one batch; results come in the order of the prompts.
 
-        prompts: a string, a list of token ids, or a list of either. params: one for all, or one per prompt; None is greedy.
-        One params object with a seed over several prompts: prompt i uses seed + i (mod 2^64), and reports it, because the
-        same seed on prompts of equal length would share every lot. progress: called after every step.
-        Every prompt is checked before any runs: RequestError or ParameterError names the one at fault.
+        prompts: a string, a list of token ids, or a list of either. params: one for all, or one per prompt; None is
+        greedy. One params object with a seed over several prompts: prompt i uses seed + i (mod 2^64), and reports it,
+        because the same seed on prompts of equal length would share every lot. progress: called after every step. Every
+        prompt is checked before any runs: RequestError or ParameterError names the one at fault.
         """
         listed = _listed(prompts)
         names = [f"request-{next(self._ids)}" for _ in listed]
@@ -108,7 +108,7 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many, as a list."""
     if isinstance(prompts, str):
         return [prompts]
-    listed = list(prompts)
+    listed: list[Any] = list(prompts)
     if listed and all(hasattr(item, "__index__") for item in listed):
         return [listed]
     return listed

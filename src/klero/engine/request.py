@@ -53,9 +53,8 @@ class Request:
     def output(self) -> RequestOutput:
         """The answer, once every choice has finished."""
         echo = self._echo()
-        return RequestOutput(
-            self.request_id, self.prompt, self.prompt_ids, tuple(self._completion(choice, echo) for choice in self.choices)
-        )
+        outputs = tuple(self._completion(choice, echo) for choice in self.choices)
+        return RequestOutput(self.request_id, self.prompt, self.prompt_ids, outputs)
 
     def _completion(self, choice: Choice, echo: str) -> CompletionOutput:
         end, finish = choice.finished, choice.finish
@@ -144,6 +143,7 @@ def _room(request_id: str, num_prompt: int, params: SamplingParams, limits: Limi
             "shorten it, or set truncate_prompt_tokens"
         )
     if params.max_tokens is not None and params.max_tokens > room:
-        rule = f"{num_prompt} prompt tokens + max_tokens are {num_prompt + params.max_tokens} and {what}; at most {room} fit"
+        asked = num_prompt + params.max_tokens
+        rule = f"{num_prompt} prompt tokens + max_tokens are {asked} and {what}; at most {room} fit"
         raise ParameterError([Fault("max_tokens", params.max_tokens, rule)])
     return room if params.max_tokens is None else params.max_tokens

@@ -21,9 +21,9 @@ class Planned(NamedTuple):
 class Scheduler:
     """First come, first served, under a token budget: decodes first, then prefills in chunks.
 
-    max_num_seqs: sequences that are seated. max_num_batched_tokens: tokens a step computes. blocks: None for a model that
-    owns its sequences. When blocks run out, the youngest sequence gives its own back, keeps its seat and its tokens, and
-    is computed again later; its lots depend on positions alone, so its text does not change.
+    max_num_seqs: sequences that are seated. max_num_batched_tokens: tokens a step computes. blocks: None for a model
+    that owns its sequences. When blocks run out, the youngest sequence gives its own back, keeps its seat and its
+    tokens, and is computed again later; its lots depend on positions alone, so its text does not change.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from klero.errors import Fault, ParameterError
+from klero.errors import Fault
 
 T = TypeVar("T")
 
@@ -52,7 +52,8 @@ def accepts_aliases(cls: type[T]) -> type[T]:
     def init(self: T, **given: Any) -> None:
         fields, faults = resolve_aliases(given)
         unknown = [name for name in fields if name not in known]
-        faults += [Fault(name, fields.pop(name), "is not a field of SamplingParams" + _nearest(name, known)) for name in unknown]
+        rule = "is not a field of SamplingParams"
+        faults += [Fault(name, fields.pop(name), rule + _nearest(name, known)) for name in unknown]
         object.__setattr__(self, "_faults", faults)
         generated(self, **fields)
 

@@ -1,7 +1,8 @@
 """The rules of rules.md, one small check per kind of field.
 
-A check takes the value as given and returns it normalised (lists become tuples, NumPy scalars become Python's), or raises
-`Broken` with the rule and the way out. `SamplingParams` collects every `Broken` of a request into one `ParameterError`.
+A check takes the value as given and returns it normalised (lists become tuples, NumPy scalars become Python's), or
+raises `Broken` with the rule and the way out. `SamplingParams` collects every `Broken` of a request into one
+`ParameterError`.
 """
 
 from __future__ import annotations

@@ -33,10 +33,14 @@ class RowParams(NamedTuple):
 
 NEUTRAL = RowParams()
 GREEDY = RowParams(greedy=True)
-ROW_DTYPE = np.dtype(
-    [("greedy", np.bool_), ("reciprocal", np.float32), ("top_k", np.int32), ("top_p", np.uint64), ("min_p", np.float32)],
-    align=True,
-)
+ROW_FIELDS = {
+    "greedy": np.bool_,
+    "reciprocal": np.float32,
+    "top_k": np.int32,
+    "top_p": np.uint64,
+    "min_p": np.float32,
+}
+ROW_DTYPE = np.dtype(list(ROW_FIELDS.items()), align=True)
 
 
 def resolve_row(

@@ -110,6 +110,10 @@ class SamplingParams:
         """Whether the most likely token is taken without a draw."""
         return self.row.greedy
 
+    def asked(self) -> dict[str, Any]:
+        """The fields that differ from silence."""
+        fields = dataclasses.fields(self)
+        return {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
+
     def __repr__(self) -> str:
-        asked = (f for f in dataclasses.fields(self) if getattr(self, f.name) != f.default)
-        return f"SamplingParams({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in asked)})"
+        return f"SamplingParams({', '.join(f'{name}={value!r}' for name, value in self.asked().items())})"

@@ -29,8 +29,9 @@ class Stage:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What happened to one row. kept: ids that survived, ascending; token: the drawn id, -1 if none; status as in Sampled.
+    """What happened to one row.
 
+    kept: ids that survived, ascending; token: the drawn id, -1 if none; status as in Sampled.
     mass of a stage: the probability of the tokens left, at the row's temperature, in [0, 1]. `print` shows a table.
     """
 
@@ -50,7 +51,9 @@ class Explanation:
         return "\n".join([*lines, f"-> {what}   seed {self.seed}, position {self.position}, child {self.child}"])
 
 
-def explain(logits_row: Any, params: SamplingParams, *, seed: int | None = None, position: int, child: int = 0) -> Explanation:
+def explain(
+    logits_row: Any, params: SamplingParams, *, seed: int | None = None, position: int, child: int = 0
+) -> Explanation:
     """Follow one row [V] through every stage; the token is the one `klero.sample` draws.
 
     seed: None takes params.seed; one of them must be given, unless the row is greedy.

@@ -37,7 +37,7 @@ def read_logits(logits: Any) -> Logits:
             f"logits={type(logits).__name__}: must be a NumPy array, a torch tensor or an array with DLPack, [R, V]"
         )
     if rows.ndim != 2:
-        raise LogitsError(f"logits with shape {rows.shape}: must be [R, V], one row a token; use logits[None] for one row")
+        raise LogitsError(f"logits with shape {rows.shape}: must be [R, V]; use logits[None] for one row")
     if not 1 <= rows.shape[1] <= MAX_VOCAB:
         raise LogitsError(f"logits with shape {rows.shape}: the vocabulary width V must be in [1, {MAX_VOCAB}]")
     return Logits(_readable(rows), home)
@@ -51,7 +51,7 @@ def _readable(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     elif name == "float16":
         return np.ascontiguousarray(rows, dtype=np.float32)
     elif name not in ("float32", "uint16"):
-        raise LogitsError(f"logits of dtype {name}: must be float32, float16 or bfloat16 (uint16 is read as bfloat16 bits)")
+        raise LogitsError(f"logits of dtype {name}: must be float32, float16 or bfloat16 (uint16: bfloat16 bits)")
     return np.ascontiguousarray(rows, dtype=rows.dtype.newbyteorder("="))
 
 
@@ -72,7 +72,7 @@ def _from_dlpack(array: Any) -> npt.NDArray[Any]:
     try:
         return np.from_dlpack(array)
     except (TypeError, RuntimeError, BufferError) as error:
-        raise LogitsError(f"logits={type(array).__name__}: cannot be read through DLPack on the host ({error})") from error
+        raise LogitsError(f"logits={type(array).__name__}: not readable through DLPack here ({error})") from error
 
 
 def as_float32(rows: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

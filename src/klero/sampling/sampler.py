@@ -16,7 +16,7 @@ from klero.params import NEUTRAL, ROW_DTYPE, SamplingParams
 from klero.rewrite import Bans, rewrite_rows
 from klero.sampling.inputs import Logits, as_float32, read_logits
 from klero.sampling.stateless import Sampled, run
-from klero.sampling.status import BAD, OK, message
+from klero.sampling.status import BAD, NO_TOKEN, OK, message
 
 
 class FinishRules(Protocol):
@@ -57,8 +57,9 @@ class Update(NamedTuple):
 class SampleState:
     """One sampling, between `sample_async` and `update_requests`.
 
-    device: `Sampled`, arrays where the logits live. host: the same as NumPy; on the CPU the same memory, elsewhere a copy
-    that was started and not awaited. slots: the owner of each row when it was sampled. bans: the rule per rewritten row.
+    device: `Sampled`, arrays where the logits live. host: the same as NumPy; on the CPU the same memory, elsewhere a
+    copy that was started and not awaited. slots: the owner of each row when it was sampled. bans: the rule per
+    rewritten row.
     """
 
     step: Step
@@ -151,7 +152,7 @@ class Sampler:
         if prompt.ndim != 1 or prompt.size == 0 or prompt.dtype.kind not in "iu":
             raise RequestError(f"{seat.owner}: prompt_ids must be a non-empty list of token ids")
         if prompt.min() < 0 or prompt.max() >= self.vocab_size:
-            raise RequestError(f"{seat.owner}: prompt_ids must be in [0, {self.vocab_size - 1}], the model's vocabulary")
+            raise RequestError(f"{seat.owner}: prompt_ids must be in [0, {self.vocab_size - 1}], the logits width")
         slot = self.slots.take(seat.owner)
         try:
             self.history.start(slot.index, prompt)
@@ -181,7 +182,7 @@ class Sampler:
         return bans
 
     def _sample_rewritten(
-        self, step: Step, read: Logits, bans: dict[int, Bans], out: tuple[npt.NDArray[Any], ...]
+        self, step: Step, read: Logits, bans: dict[int, Bans], out: Sequence[npt.NDArray[Any]]
     ) -> None:
         """Sample copies of the rows that are rewritten, and put the results beside the others'."""
         chosen = np.array(list(bans), np.int64)
@@ -190,9 +191,10 @@ class Sampler:
         slots = step.slot_of_row[chosen]
         seeds, params = self.columns["seed"][slots], self.columns["row"][slots]
         positions, children = step.position_of_row[chosen], step.child_of_row[chosen]
-        results = run(rows, params, seeds, positions, children, self.backend)
-        for array, result, failed in zip(out, results, (-1, BAD, 0), strict=True):
-            array[chosen] = np.where(bad, failed, result)
+        results: Sequence[npt.NDArray[Any]] = run(rows, params, seeds, positions, children, self.backend)
+        for array, result, failed in zip(out, results, (NO_TOKEN, BAD, 0), strict=True):
+            result[bad] = failed
+            array[chosen] = result
 
 
 def _bring(slot: Slot, token_id: int, finish: FinishRules | None) -> Update:

@@ -46,7 +46,8 @@ def sample(
     Args:
         logits: [R, V] float32, float16 or bfloat16; NumPy (bfloat16 also as uint16 bits), torch on the CPU, or anything
             with DLPack. Read, never modified. R may be 0; V is at most 2^22.
-        params: one SamplingParams for all rows, or a sequence of R. Only the shaping fields and `seed` are read; n, stop,
+        params: one SamplingParams for all rows, or a sequence of R. Only the shaping fields and `seed` are read; n,
+        stop,
             max_tokens, min_tokens and the text fields belong to a request, which this function does not know.
         positions: int or int [R], >= 0: the absolute index of the token being produced (prompt length for the first).
         seeds: None, int or int [R] (as SamplingParams.seed). A row's seed comes from here or from its params, not from

@@ -7,6 +7,7 @@ block table changes its logits. `ScriptedModel` says one token after the other, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -124,8 +125,8 @@ class ScriptedModel(ToyModel):
     prompt_len: length of every prompt. strength: the logit of the scripted token; all others are 0.
     """
 
-    def __init__(self, script: Sequence[int], prompt_len: int = 1, *, strength: float = 50.0, **options: object) -> None:
-        super().__init__(**options)  # type: ignore[arg-type]
+    def __init__(self, script: Sequence[int], prompt_len: int = 1, *, strength: float = 50.0, **options: Any) -> None:
+        super().__init__(**options)
         self.script, self.prompt_len, self.strength = list(script), prompt_len, strength
 
     def forward(self, step: StepArrays) -> F32:

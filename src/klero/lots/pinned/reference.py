@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import numpy.typing as npt
 
@@ -24,7 +22,10 @@ F32 = npt.NDArray[np.float32]
 
 def horner(x: F32, coefficients: tuple[np.float32, ...]) -> F32:
     """Evaluate a polynomial, highest power first, each product and sum rounded."""
-    return functools.reduce(lambda p, c: p * x + c, coefficients[1:], np.full_like(x, coefficients[0]))
+    p = np.full_like(x, coefficients[0])
+    for c in coefficients[1:]:
+        p = p * x + c
+    return p
 
 
 def exp32(x: npt.ArrayLike) -> F32:
@@ -37,7 +38,7 @@ def exp32(x: npt.ArrayLike) -> F32:
     r = r - n * LN2_LOW
     y = ((horner(r, EXP_POLY) * (r * r)) + r) + f32(1)
     power = ((n.astype(np.int32) + 127) << 23).view(np.float32)
-    return np.where(alive, y * power, f32(0))
+    return np.asarray(np.where(alive, y * power, f32(0)))
 
 
 def core(f: F32, e: F32) -> F32:
@@ -54,6 +55,5 @@ def log32(x: npt.ArrayLike) -> F32:
     e = (bits >> 23) - 126
     z = ((bits & 0x007FFFFF) | 0x3F000000).view(np.float32)  # in [0.5, 1)
     small = z < SQRT_HALF
-    e = np.where(small, e - 1, e).astype(np.float32)
     z = np.where(small, z + z, z)
-    return core(z - f32(1), e)
+    return core(z - f32(1), np.where(small, e - 1, e).astype(np.float32))

@@ -1,7 +1,8 @@
 """The draw for Numba: Gumbel-max that computes few lots. Agreement: *bits* of the score, *token*.
 
 A token of a chunk whose largest scaled logit is `smax` can only win when its lot reaches best - smax. Lots never rise
-with their word, so that is a limit on the word: words are made for all (they vectorise), lots for the few below the limit.
+with their word, so that is a limit on the word: words are made for all (they vectorise), lots for the few below the
+limit.
 """
 
 from __future__ import annotations

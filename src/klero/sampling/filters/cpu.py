@@ -12,7 +12,7 @@ import numpy as np
 
 from klero.device import inline, kernel
 from klero.lots.mass.cpu import F32, I32, I64, KEY_NEG_INF, TWO_20, U64, flush, key_of_bits, mass_of_weight
-from klero.lots.pinned.cpu import ZERO, exp32
+from klero.lots.pinned.cpu import exp32
 from klero.sampling.maxima.cpu import BLOCK, bits_of, flush_key
 
 LOW_32 = U64(2**32 - 1)
@@ -161,8 +161,9 @@ def fill_masses(keys: Any, n: int, maximum: np.float32, reciprocal: np.float32, 
 
 @kernel
 def keep_nucleus(
-    keys: Any, ids: Any, n: int, need: np.uint64, maximum: np.float32, reciprocal: np.float32, spare_keys: Any, weights: Any
-) -> int:
+    keys: Any, ids: Any, n: int, need: np.uint64,
+    maximum: np.float32, reciprocal: np.float32, spare_keys: Any, weights: Any,
+) -> int:  # fmt: skip
     """Cut the candidates to the shortest prefix whose mass reaches `need`. weights: their masses, overwritten."""
     for i in range(n):
         spare_keys[i] = keys[i]

@@ -35,7 +35,8 @@ def needed_mass(mass: int, top_p: int) -> int:
 def top_p(q: U64, top_p: int) -> int:
     """Return the length of the shortest prefix whose mass reaches the needed one. q: masses in the total order."""
     sums = np.cumsum(q)
-    return int(np.searchsorted(sums, needed_mass(int(sums[-1]), top_p))) + 1
+    need = np.uint64(needed_mass(int(sums[-1]), top_p))  # a Python int would be compared through binary64
+    return int(np.searchsorted(sums, need)) + 1
 
 
 def cuts(w: F32, row: RowParams, vocab_size: int) -> Iterator[tuple[str, int]]:

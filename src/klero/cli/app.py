@@ -1,0 +1,45 @@
+"""The commands and how they fail: a KleroError is one line on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+import klero
+from klero.cli.explain import explain
+from klero.cli.generate import generate
+from klero.errors import KleroError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="From logits to tokens: the same seed, the same text, whatever else is running.",
+)
+app.command()(generate)
+app.command()(explain)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"klero {klero.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print it."),
+) -> None:
+    """Only --version stands before a command."""
+
+
+def run() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except KleroError as error:
+        print(f"klero: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

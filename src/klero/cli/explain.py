@@ -1,0 +1,41 @@
+"""klero explain: one row's way to its token, as a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+import klero
+from klero.cli import options as o
+from klero.errors import LogitsError
+
+
+def explain(
+    logits: Annotated[str, typer.Argument(help='Numbers, "2,1,0,-1,-inf", or a .npy file with one row.')],
+    temperature: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    min_p: o.MinP = None,
+    seed: o.Seed = None,
+    position: Annotated[int, typer.Option(help="Index of the token: prompt length + tokens so far.")] = 0,
+    child: Annotated[int, typer.Option(help="Index of the choice.")] = 0,
+) -> None:
+    """Follow one row of logits through every stage to its token."""
+    params = o.params_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    explanation = klero.explain(_row(logits), params, position=position, child=child)
+    print(explanation)
+    print("kept:", " ".join(map(str, explanation.kept[:20])) + (" ..." if len(explanation.kept) > 20 else ""))
+
+
+def _row(given: str) -> Any:
+    if given.endswith(".npy"):
+        if not Path(given).is_file():
+            raise LogitsError(f"logits {given}: there is no such file")
+        return np.load(given, allow_pickle=False)
+    try:
+        return np.array([float(text) for text in given.split(",")], np.float32)
+    except ValueError:
+        raise LogitsError(f"logits {given!r}: must be numbers with commas between them, or a .npy file") from None

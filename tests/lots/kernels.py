@@ -1,0 +1,118 @@
+"""Loops over the scalar kernels, and the kept ids of a row as the kernels list them. Needs Numba."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from klero.device import kernel
+from klero.lots.mass.cpu import I32, KEY_NEG_INF, mass_of_weight
+from klero.lots.noise import cpu as noise
+from klero.lots.philox import cpu as philox
+from klero.lots.pinned import cpu as pinned
+from klero.params import RowParams, stack_rows
+from klero.sampling.filters.cpu import gather
+from klero.sampling.fused.cpu import keep_listed, keep_top_p
+from klero.sampling.maxima.cpu import BLOCK, block_maxima, flush_key
+
+
+@kernel
+def exp32_all(x: Any, y: Any) -> None:
+    for i in range(x.size):
+        y[i] = pinned.exp32(x[i])
+
+
+@kernel
+def log32_all(x: Any, y: Any) -> None:
+    for i in range(x.size):
+        y[i] = pinned.log32(x[i])
+
+
+@kernel
+def lot_all(x: Any, y: Any) -> None:
+    for i in range(x.size):
+        y[i] = noise.lot_of_word(x[i])
+
+
+@kernel
+def mass_all(x: Any, y: Any) -> None:
+    for i in range(x.size):
+        y[i] = mass_of_weight(x[i])
+
+
+@kernel
+def philox_all(counters: Any, keys: Any, out: Any) -> None:
+    for i in range(counters.shape[0]):
+        c = counters[i]
+        out[i, 0], out[i, 1], out[i, 2], out[i, 3] = philox.philox4x32(
+            c[0], c[1], c[2], c[3], keys[i, 0], keys[i, 1]
+        )
+
+
+@kernel
+def words_all(ids: Any, position: Any, child: Any, purpose: Any, k0: Any, k1: Any, out: Any) -> None:
+    for i in range(ids.size):
+        out[i] = philox.word_of_id(ids[i], position, child, purpose, k0, k1)
+
+
+def exp32(x: np.ndarray) -> np.ndarray:
+    y = np.empty_like(x)
+    exp32_all(x, y)
+    return y
+
+
+def log32(x: np.ndarray) -> np.ndarray:
+    y = np.empty_like(x)
+    log32_all(x, y)
+    return y
+
+
+def lot_of_word(x: np.ndarray) -> np.ndarray:
+    y = np.empty(x.shape, np.float32)
+    lot_all(x, y)
+    return y
+
+
+def masses(w: np.ndarray) -> np.ndarray:
+    q = np.empty(w.shape, np.uint64)
+    mass_all(w, q)
+    return q
+
+
+def philox4x32(counters: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """counters: uint32 [N, 4]; keys: uint32 [N, 2]."""
+    out = np.empty(counters.shape, np.uint32)
+    philox_all(counters, keys, out)
+    return out
+
+
+def words_of_ids(ids: np.ndarray, seed: int, position: int, child: int, purpose: int) -> np.ndarray:
+    out = np.empty(ids.shape, np.uint32)
+    words_all(ids.astype(np.int64), *(np.uint32(i) for i in (position, child, purpose, seed & 0xFFFFFFFF, seed >> 32)), out)
+    return out
+
+
+def lots_of_ids(ids: Any, seed: int, position: int, child: int, purpose: int) -> np.ndarray:
+    return lot_of_word(words_of_ids(np.asarray(ids), seed, position, child, purpose))
+
+
+def uniform(seed: int, position: int, child: int, purpose: int) -> np.float32:
+    return np.float32(noise.unit(words_of_ids(np.array([0]), seed, position, child, purpose)[0]))
+
+
+def kept(row: np.ndarray, params: RowParams) -> np.ndarray:
+    """The ids that the kernels let draw, in their own order. row: float32 [V] that can be drawn; params: not greedy."""
+    size = row.size
+    p, bits = stack_rows([params])[0], row.view(np.int32)
+    maxima = np.empty(-(-size // BLOCK), np.int32)
+    keys, ids, spare = (np.zeros(size + 1, np.int32) for _ in range(3))
+    weights = np.zeros(size + 1, np.uint64)
+    top = flush_key(block_maxima(bits, maxima)[0])
+    if params.min_p > 0 or params.top_k < size:
+        n = keep_listed(bits, maxima, I32(top), p, keys, ids, spare, weights)
+    elif params.top_p < 2**32:
+        n = keep_top_p(bits, maxima, I32(top), p, keys, ids, spare, weights)
+    else:
+        n = gather(bits, maxima, I32(KEY_NEG_INF + 1), keys, ids)
+    return ids[:n].copy()
