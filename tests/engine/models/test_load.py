@@ -108,9 +108,7 @@ def test_a_directory(tiny, packer, tmp_path, dtype, expected):
     assert model.module.dtype == expected
     assert model.end_token_ids == (2,)
     same = first_logits(load_model(module)[0], packer, [5, 6, 7])
-    torch.testing.assert_close(
-        first_logits(model, packer, [5, 6, 7]), same, rtol=0, atol=0.1 * float(same.std())
-    )
+    torch.testing.assert_close(first_logits(model, packer, [5, 6, 7]), same, rtol=0, atol=0.1 * float(same.std()))
 
 
 def test_a_gguf_file(tiny_gguf, packer):

@@ -14,7 +14,7 @@ BLOCK = 16
 
 
 @pytest.fixture(scope="module")
-def loaded(smollm2_wheel):
+def loaded():
     return load_model("smollm2")
 
 
@@ -31,15 +31,11 @@ def test_what_it_is(loaded):
 
 def test_digits_stand_alone(loaded):
     _, tokenizer = loaded
-    pieces = tokenizer.convert_ids_to_tokens(
-        tokenizer("In 2023, 1,234.5 it's", add_special_tokens=False)["input_ids"]
-    )
+    pieces = tokenizer.convert_ids_to_tokens(tokenizer("In 2023, 1,234.5 it's", add_special_tokens=False)["input_ids"])
     assert pieces == ["In", "Ġ", *"2023", ",", "Ġ", "1", ",", *"234", ".", "5", "Ġit", "'s"]
 
 
-@pytest.mark.parametrize(
-    "text", ["  two  spaces\n\n\tand tabs", "naïve café 北京 🙂 ÿ", "a<|im_end|>\nb", "007"]
-)
+@pytest.mark.parametrize("text", ["  two  spaces\n\n\tand tabs", "naïve café 北京 🙂 ÿ", "a<|im_end|>\nb", "007"])
 def test_text_survives_the_round_trip(loaded, text):
     _, tokenizer = loaded
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
@@ -58,9 +54,7 @@ def test_answers_several_questions_at_once(loaded, packer):
         waiting[slot] = list(tokenizer.apply_chat_template(message, add_generation_prompt=True)["input_ids"])
         texts[slot] = []
     while waiting:
-        take = {
-            slot: 1 if texts[slot] else 11 + 6 * slot for slot in waiting
-        }  # prompts in chunks, out of step
+        take = {slot: 1 if texts[slot] else 11 + 6 * slot for slot in waiting}  # prompts in chunks, out of step
         chunks = [(slot, np.array(ids[: take[slot]])) for slot, ids in waiting.items()]
         logits = model.forward(p.step(chunks, every_row=False))
         for row, slot in zip(logits, list(waiting), strict=True):

@@ -291,3 +291,14 @@ def test_a_forward_that_raises_is_told_as_a_model_error(tiny):
     module.model.norm.forward = lambda hidden: 1 / 0
     with pytest.raises(ModelError, match="ZeroDivisionError"):
         TransformersModel(module)
+
+
+def test_a_model_too_large_to_copy_is_probed_in_its_own_dtype(tiny, monkeypatch):
+    from klero.engine.models import probe
+
+    monkeypatch.setattr(probe, "MAX_COPIED_WEIGHTS", 0)
+    TransformersModel(tiny("Llama").bfloat16())
+    module = tiny("Llama").bfloat16()
+    corrupt_positions(module)
+    with pytest.raises(ModelError, match=r"in torch\.bfloat16"):
+        TransformersModel(module)

@@ -1,9 +1,9 @@
 """Attention over paged keys and values, as transformers' models call it.
 
-`paged_attention`computesawholestep:decodesaspaddedbatches,longerchunksonesequenceatatime.`reference`
-isthedefinitionitistestedagainst.`klero_attention`iswhatamodel'slayerscall:transformersknowsitasthe
-attention"klero",anditfindsthestepitbelongstoinacontextvariable,sothattwomodels,inonethreadorin
-two,neverseeeachother's.
+`paged_attention` computes a whole step: decodes as padded batches, longer chunks one sequence at a time.
+`reference` is the definition it is tested against. `klero_attention` is what a model's layers call:
+transformers knows it as the attention "klero", and it finds the step it belongs to in a context variable, so
+that two models, in one thread or in two, never see each other's.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ def reference(
 ) -> torch.Tensor:
     """Return the attention output [T, H, Dv] of one layer, token by token and head by head, in float64.
 
-    `query`is[T,H,D];`keys`[rows,Hk,D]and`values`[rows,Hk,Dv]arethelayer'scachewiththisstep's
-    tokensalreadywritten.Aqueryatpositionpweighsthekeysofitsownsequenceatthepositionsj<=p,and
-    j>p-sliding_windowifthereisawindow:score=scaling*q.k,softcap*tanh(score/softcap)ifthereisa
-    cap,weight=exp(score)/(sumofexp(scores)+exp(sinks[head])iftherearesinks).Headhreadsthekeyhead h//(H//Hk).
+    `query` is [T, H, D]; `keys` [rows, Hk, D] and `values` [rows, Hk, Dv] are the layer's cache with this
+    step's tokens already written. A query at position p weighs the keys of its own sequence at the positions
+    j <= p, and j > p - sliding_window if there is a window: score = scaling * q.k, then softcap * tanh(score
+    / softcap) if there is a cap; weight = exp(score) / (sum of exp(scores), plus exp(sinks[head]) if there
+    are sinks). Head h reads the key head h // (H // Hk).
     """
     num_tokens, num_heads, _ = query.shape
     group = num_heads // keys.shape[1]
@@ -93,9 +94,7 @@ def attend(
     if grouped:
         repeats = query.shape[1] // keys.shape[1]
         keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
-    scores = (query @ keys.transpose(2, 3)).float() * (
-        query.shape[-1] ** -0.5 if scaling is None else scaling
-    )
+    scores = (query @ keys.transpose(2, 3)).float() * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores + bias
@@ -122,8 +121,7 @@ def paged_attention(
 ) -> torch.Tensor:
     """Write the step's keys and values into the cache and return the attention [T, H, Dv] of `query`.
 
-    `query` is [T, H, D], `keys` [T, Hk, D], `values` [T, Hk, Dv]. Agrees with `reference` within the rounding
-    of the dtype.
+    `query` is [T, H, D], `keys` [T, Hk, D], `values` [T, Hk, Dv]. Agrees with `reference` within rounding.
     """
     stored = cache.write(layer, keys, values, step)
     attend_here = partial(attend, scaling=scaling, softcap=softcap, sinks=sinks)
@@ -199,8 +197,8 @@ def klero_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend for one layer of a transformers model: query [1, H, T, D], key and value [1, Hk, T, D].
 
-    Returnstheoutput[1,T,H,Dv]andnoweights.ModelErrorifnoenginestepisrunninghere,orifthelayer
-    asksforsomethingthatwouldbeignored.
+    Returns the output [1, T, H, Dv] and no weights. ModelError if no engine step is running here, or if the
+    layer asks for something that would be ignored.
     """
     context = _running.get()
     if context is None:

@@ -35,9 +35,7 @@ def check_module(module: Any) -> None:
         )
     devices = sorted({str(parameter.device) for parameter in module.parameters()})
     if len(devices) != 1 or devices == ["meta"]:
-        raise ModelError(
-            f"{name} lies on {', '.join(devices) or 'no device'}; klero needs all weights on one device"
-        )
+        raise ModelError(f"{name} lies on {', '.join(devices) or 'no device'}; klero needs all weights on one device")
 
 
 def context_length(config: Any, asked: int | None) -> int:
@@ -47,23 +45,17 @@ def context_length(config: Any, asked: int | None) -> int:
     """
     rope = getattr(config, "rope_parameters", None) or {}
     limit: Any = getattr(config, "max_position_embeddings", None)
-    original = rope.get("original_max_position_embeddings") or getattr(
-        config, "original_max_position_embeddings", None
-    )
+    original = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
     reason = "its configuration says max_position_embeddings"
     if rope.get("rope_type") in LENGTH_DEPENDENT_ROPE:
         limit = original or limit
-        reason = (
-            f"its rope_type {rope['rope_type']!r} lets the longest request of a step change the others beyond"
-        )
+        reason = f"its rope_type {rope['rope_type']!r} lets the longest request of a step change the others beyond"
     if limit is None and asked is None:
         raise ModelError("the model's configuration names no context length; pass max_model_len")
     if asked is not None and asked < 1:
         raise ModelError(f"max_model_len={asked}: must be at least 1 token")
     if asked is not None and limit is not None and asked > limit:
-        raise ModelError(
-            f"max_model_len={asked}: the model goes to {limit} ({reason}); ask for {limit} or less"
-        )
+        raise ModelError(f"max_model_len={asked}: the model goes to {limit} ({reason}); ask for {limit} or less")
     return int(limit if asked is None else asked)
 
 

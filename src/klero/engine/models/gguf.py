@@ -10,9 +10,7 @@ from klero.errors import ModelError
 
 # Vocabularies whose merges were learned with every digit alone. transformers knows most of the names under
 # `tokenizer.ggml.pre`, these it leaves with GPT-2's splitting, which keeps runs of digits together.
-SINGLE_DIGIT_PRE = frozenset(
-    {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
-)
+SINGLE_DIGIT_PRE = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
 
 # A GGUF names one end id; chat models have more. These texts end a turn or a document wherever they are
 # control tokens.
@@ -25,8 +23,8 @@ END_TEXTS = frozenset(
 def load(path: Path, dtype: str) -> tuple[Any, Any]:
     """Return module and tokenizer of the GGUF file at `path`, dequantised to `dtype`.
 
-    Themoduleisanordinaryone:itcanbesaved,andsavedagain.Takestensofsecondsfora100MBfile.ModelError
-    iftransformerscannotreadthisarchitectureorfile.
+    The module is an ordinary one: it can be saved, and saved again. Takes tens of seconds for a 100 MB file.
+    ModelError if transformers cannot read this architecture or file.
     """
     for package in ("gguf", "accelerate"):
         require(package)
@@ -83,9 +81,5 @@ def end_token_ids(module: Any, tokenizer: Any) -> tuple[int, ...]:
     from klero.engine.models.checks import end_ids
 
     named = end_ids(module.generation_config, module.config, tokenizer)
-    by_text = {
-        i
-        for i, token in tokenizer.added_tokens_decoder.items()
-        if token.special and token.content in END_TEXTS
-    }
+    by_text = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special and token.content in END_TEXTS}
     return tuple(sorted({*named, *by_text}))

@@ -20,15 +20,16 @@ _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 def load_model(model: Any, *, dtype: str = "auto", max_model_len: int | None = None) -> tuple[Model, Any]:
     """Return the model, probed and ready for `allocate`, and its tokenizer or None.
 
-    `model`is"smollm2"(thedefaultmodel),adirectoryas`save_pretrained`writesit,aGGUFfile,whateverelse
-    AutoModelForCausalLMtakes(ahubid),oralivetransformersmodule,whoseweightsareshared,notcopied,and
-    whichcomeswithoutatokenizer.
+    `model` is "smollm2" (the default model), a directory as `save_pretrained` writes it, a GGUF file,
+    whatever else AutoModelForCausalLM takes (a hub id), or a live transformers module, whose weights are
+    shared, not copied, and which comes without a tokenizer.
 
-    `dtype`is"float32","bfloat16","float16"or"auto":thedtypeofthecheckpoint;float32for"smollm2"andfor
-    GGUFfiles,whosedequantisedweightsnohalfprecisionholdsexactly;alivemodulekeepsitsown.
-    `max_model_len`shortensthecontextlength,intokens.
+    `dtype` is "float32", "bfloat16", "float16" or "auto": the dtype of the checkpoint; float32 for "smollm2"
+    and for GGUF files, whose dequantised weights no half precision holds exactly; a live module keeps its
+    own. `max_model_len` shortens the context length, in tokens.
 
-    ModelErrorifnothingofthatkindisthereorthemodelcannotberun;MissingExtrawithoutthe`engine`extra.
+    ModelError if nothing of that kind is there or the model cannot be run; MissingExtra without the `engine`
+    extra.
     """
     if dtype not in DTYPES:
         raise ModelError(f"dtype={dtype!r}: must be one of {', '.join(DTYPES)}")
@@ -58,9 +59,7 @@ def _read(name: str, dtype: str) -> tuple[Any, Any]:
         return smollm2.load("float32" if dtype == "auto" else dtype)
     if path.is_file():
         if path.suffix.lower() != ".gguf":
-            raise ModelError(
-                f"{name}: a file must be a GGUF file (*.gguf); for other formats name the directory"
-            )
+            raise ModelError(f"{name}: a file must be a GGUF file (*.gguf); for other formats name the directory")
         return gguf.load(path, "float32" if dtype == "auto" else dtype)
     if path.is_dir():
         return _from_pretrained(str(path), dtype, local_files_only=True)

@@ -1,8 +1,9 @@
 """Paged keys and values: where a step's tokens go, and which blocks its queries read.
 
-Blockbofsizescoversthecacherowsb*s..b*s+s-1ofeverylayer.`PagedStep`turnsthehost'ssteparraysinto
-thetensorsthatalllayersshare,onceastep;`PagedCache`holdsthelayers'keysandvalues.
-Legend:Ttokensofthestep,Bdecodesofagroup,Lgatheredkeys,Hqueryheads,Hkkeyheads,Dheadwidth.
+Block b of size s covers the cache rows b*s .. b*s+s-1 of every layer. `PagedStep` turns the host's step
+arrays into the tensors that all layers share, once a step; `PagedCache` holds the layers' keys and values.
+Legend: T tokens of the step, B decodes of a group, L gathered keys, H query heads, Hk key heads, D head
+width.
 """
 
 from __future__ import annotations
@@ -92,9 +93,7 @@ class PagedStep:
         prefills = []
         for n in np.flatnonzero(num_queries > 1):
             blocks = step.block_tables[n, : -(-int(seq_lens[n]) // block_size)]
-            prefills.append(
-                PrefillChunk(int(starts[n]), int(starts[n + 1]), _to(blocks, device), int(seq_lens[n]))
-            )
+            prefills.append(PrefillChunk(int(starts[n]), int(starts[n + 1]), _to(blocks, device), int(seq_lens[n])))
         slot_mapping = np.asarray(step.slot_mapping)
         return cls(
             slot_mapping=_to(slot_mapping, device),
@@ -146,8 +145,8 @@ class LayerCache:
 class PagedCache:
     """The paged keys and values of all layers of one model.
 
-    Alayer'stensorsaremadeatitsfirst`write`,sothemodelitselfsayshowmanyheadsitkeepsandhowwide
-    theyare;`reserve`makesthesametensorsagaininanothersize.
+    A layer's tensors are made at its first `write`, so the model itself says how many heads it keeps and how
+    wide they are; `reserve` makes the same tensors ahead of any write.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -155,9 +154,7 @@ class PagedCache:
         self.block_size = block_size
         self.layers: dict[int, LayerCache] = {}
 
-    def reserve(
-        self, shapes: dict[int, tuple[int, int, int]], dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def reserve(self, shapes: dict[int, tuple[int, int, int]], dtype: torch.dtype, device: torch.device) -> None:
         """Make every layer's tensors now. `shapes` maps a layer to key heads, key width and value width."""
         rows = self.num_blocks * self.block_size
         for layer, (heads, key_width, value_width) in shapes.items():

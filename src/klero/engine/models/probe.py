@@ -1,8 +1,9 @@
 """Two short requests, packed and chunked, against the same module's own eager attention.
 
-Aconfigurationdoesnottellwhetheramodelcanbepaged:alayermaykeepastateofitsown,ignorepositions,or
-mixneighboursinthepackedrow,andallofthatcomputeswithoutcomplaint.Sothefirstthingamodeldoesisa
-prefillnexttohalfaprefill,thenadecodenexttotheotherhalf,andthelogitsmustbethoseoftwoplain forwards.
+A configuration does not tell whether a model can be paged: a layer may keep a state of its own, ignore
+positions, or mix neighbours in the packed row, and all of that computes without complaint. So the first thing
+a model does is a prefill next to half a prefill, then a decode next to the other half, and the logits must be
+those of two plain forwards.
 """
 
 from __future__ import annotations
@@ -13,32 +14,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from klero.batch import StepArrays
 from klero.engine.models.attention import ATTENTION_NAME
 from klero.engine.models.forward import call, run_step, use_attention
 from klero.engine.models.paging import PagedCache
 from klero.errors import ModelError
 
 BLOCK_SIZE = 4
-# Largest distance of the logits, relative to their spread. In float32 both ways differ by rounding, 1e-6 to
-# 1e-4. In half precision rounding alone reaches a few per cent; a wrong attention is off by a third and more.
-TOLERANCE, COARSE_TOLERANCE = 2e-3, 0.25
+# Allowed distance of the logits, root mean square, relative to their spread. Measured on SmolLM2 and tiny models:
+# both ways agree to 1e-6 in float32, 0.003 in float16, 0.02 in bfloat16; ignored positions give 0.35 and more,
+# one per cent of a neighbour's state 0.002 to 0.01, which only a probe in float32 can tell from rounding.
+TOLERANCE, COARSE_TOLERANCE = 2e-3, 0.1
 # Half precision is probed on a float32 copy of the weights as long as that copy stays below 4 GiB.
 MAX_COPIED_WEIGHTS = 2**30
 Weights = dict[str, torch.Tensor] | None
-
-
-@dataclass(frozen=True)
-class ProbeStep:
-    """The arrays of a step, as `StepArrays` names them."""
-
-    input_ids: np.ndarray
-    positions: np.ndarray
-    slot_mapping: np.ndarray
-    query_starts: np.ndarray
-    seq_lens: np.ndarray
-    block_tables: np.ndarray
-    slots: np.ndarray
-    logits_rows: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -49,12 +38,12 @@ class ProbeResult:
     layer_shapes: dict[int, tuple[int, int, int]]  # layer -> key heads, key width, value width
 
 
-def pack(chunks: list[tuple[np.ndarray, int, int]], block_tables: np.ndarray) -> ProbeStep:
+def pack(chunks: list[tuple[np.ndarray, int, int]], block_tables: np.ndarray) -> StepArrays:
     """Return the step in which each sequence computes its tokens start:stop, with all rows asked for."""
     positions = np.concatenate([np.arange(start, stop) for _, start, stop in chunks])
     sequences = np.repeat(np.arange(len(chunks)), [stop - start for _, start, stop in chunks])
     blocks = block_tables[sequences, positions // BLOCK_SIZE]
-    return ProbeStep(
+    return StepArrays(
         input_ids=np.concatenate([ids[start:stop] for ids, start, stop in chunks]).astype(np.int32),
         positions=positions.astype(np.int32),
         slot_mapping=blocks.astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE,
@@ -113,10 +102,7 @@ def _eager_logits(module: Any, weights: Weights, requests: tuple[np.ndarray, ...
     use_attention(module, "eager")
     try:
         with torch.inference_mode():
-            rows = [
-                call(module, weights, input_ids=torch.from_numpy(ids).to(module.device)[None])
-                for ids in requests
-            ]
+            rows = [call(module, weights, input_ids=torch.from_numpy(ids).to(module.device)[None]) for ids in requests]
     finally:
         use_attention(module, ATTENTION_NAME)
     return torch.cat(rows)
@@ -138,14 +124,12 @@ def _compare(name: str, packed: torch.Tensor, expected: torch.Tensor, dtype: tor
     """Raise ModelError if the logits [17, V] differ by more than rounding, relative to their spread."""
     tolerance = TOLERANCE if dtype == torch.float32 else COARSE_TOLERANCE
     if packed.shape != expected.shape:
-        raise ModelError(
-            f"{name}: packed logits are {tuple(packed.shape)}, plain ones {tuple(expected.shape)}"
-        )
+        raise ModelError(f"{name}: packed logits are {tuple(packed.shape)}, plain ones {tuple(expected.shape)}")
     spread = float(expected.std())
-    largest = float((packed - expected).abs().max())
-    if not largest <= tolerance * max(spread, 1e-12):  # also when either is NaN
+    distance = float((packed - expected).square().mean().sqrt())
+    if not distance <= tolerance * max(spread, 1e-12):  # also when either is NaN
         raise ModelError(
-            f"{name}: two packed requests give other logits than its eager attention (largest difference "
-            f"{largest:.3g}, spread {spread:.3g}, allowed {tolerance:g} of it in {dtype}), so klero would "
-            "serve wrong tokens; the architecture needs a Model of its own"
+            f"{name}: two packed requests give other logits than its eager attention (distance "
+            f"{distance:.3g}, spread {spread:.3g}, allowed {tolerance:g} of it in {dtype}), so klero would serve "
+            "wrong tokens; the architecture needs a Model of its own"
         )

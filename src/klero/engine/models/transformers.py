@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 class TransformersModel:
     """A `Model` around an unmodified transformers module, with paged keys and values.
 
-    Themodule'sweightsareshared,notcopied:trainingstepsonalivemoduleshowinthenextforward.Itisput
-    intoevaluationmodeandswitchedtoklero'sattention,againateachforwardifsomebodychangedthat.Loading
-    probestwoshortrequestsagainstthemodule'sowneagerattention;amodelthatdoesnotagreeisrefusedwith ModelError.
+    The module's weights are shared, not copied: training steps on a live module show in the next forward. It
+    is put into evaluation mode and switched to klero's attention, again at each forward if somebody changed
+    that. Loading probes two short requests against the module's own eager attention; a model that does not
+    agree is refused with ModelError.
 
-    `tokenizer`contributesitsendid.`max_model_len`mayshortenthemodel'scontextlength,neverexceedit.
+    `tokenizer` contributes its end id. `max_model_len` may shorten the model's context length, never exceed
+    it.
     """
 
     uses_blocks = True
@@ -33,7 +35,7 @@ class TransformersModel:
         register()
         checks.check_module(module)
         config = module.config.get_text_config()
-        self.module = module
+        self.module, self.tokenizer = module, tokenizer
         former = module.config._attn_implementation
         try:
             self._take_over()

@@ -22,7 +22,7 @@ F32 = npt.NDArray[np.float32]
 
 def horner(x: F32, coefficients: tuple[np.float32, ...]) -> F32:
     """Evaluate a polynomial, highest power first, each product and sum rounded."""
-    p = np.full_like(x, coefficients[0])
+    p: F32 = np.full_like(x, coefficients[0])
     for c in coefficients[1:]:
         p = p * x + c
     return p
@@ -38,7 +38,8 @@ def exp32(x: npt.ArrayLike) -> F32:
     r = r - n * LN2_LOW
     y = ((horner(r, EXP_POLY) * (r * r)) + r) + f32(1)
     power = ((n.astype(np.int32) + 127) << 23).view(np.float32)
-    return np.asarray(np.where(alive, y * power, f32(0)))
+    result: F32 = np.where(alive, y * power, f32(0)).astype(np.float32, copy=False)
+    return result
 
 
 def core(f: F32, e: F32) -> F32:

@@ -36,7 +36,7 @@ def keep_listed(row: Any, maxima: Any, top: np.int32, p: Any, keys: Any, ids: An
     if p.min_p > ZERO:
         threshold = min_p_key(top, maximum, p.reciprocal, p.min_p)
     if p.top_k < row.size:
-        threshold = max(threshold, top_k_bound(maxima, p.top_k, spare, weights))
+        threshold = max(threshold, top_k_bound(row, maxima, p.top_k, spare, weights))
     n = gather(row, maxima, threshold, keys, ids)
     if n > p.top_k:
         n = keep_top_k(keys, ids, n, p.top_k, spare, weights)

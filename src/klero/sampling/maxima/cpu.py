@@ -36,6 +36,16 @@ def flush_key(key: np.int32) -> np.int32:
 
 
 @kernel
+def largest_key(block: Any) -> np.int32:
+    """The largest key of a few tokens."""
+    largest = KEY_MIN
+    for i in range(block.size):
+        key = key_of_bits(bits_of(block[i]))
+        largest = key if key > largest else largest
+    return flush_key(largest)
+
+
+@kernel
 def block_maxima(row: Any, maxima: Any) -> tuple[np.int32, np.uint32]:
     """Fill the largest key of each block; return the largest key and the largest raw bits."""
     top, widest = KEY_MIN, U32(0)

@@ -1,0 +1,45 @@
+"""Floors: what a row costs before anything is decided. klero's own kernels on the same rows, in one Numba function each.
+
+max pass: the largest key of every block. mass pass: every weight by the pinned exp32, summed into 64-bit integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+
+from benchmarks.cases import Rows
+from klero.sampling.filters.cpu import block_masses
+from klero.sampling.inputs import as_bits
+from klero.sampling.maxima.cpu import BLOCK, block_maxima
+
+FLOORS = ("max pass", "mass pass")
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def max_pass(rows: Any, maxima: Any) -> None:
+    """Block maxima of all rows. rows: bits [R, V]; maxima: int32 [R, B], filled."""
+    for r in range(len(rows)):
+        block_maxima(rows[r], maxima[r])
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def mass_pass(rows: Any, maxima: Any, largest: Any, reciprocal: Any, sums: Any) -> None:
+    """Block masses of all rows. largest: float32 [R]; sums: uint64 [B], a scratch."""
+    for r in range(len(rows)):
+        block_masses(rows[r], maxima[r], largest[r], reciprocal, sums)
+
+
+def floor_of(name: str, rows: Rows) -> Callable[[], None]:
+    """A call that runs a floor over the rows once."""
+    bits = as_bits(rows.values)
+    num_blocks = -(-bits.shape[1] // BLOCK)
+    maxima = np.empty((len(bits), num_blocks), np.int32)
+    if name == "max pass":
+        return lambda: max_pass(bits, maxima)
+    max_pass(bits, maxima)
+    largest, sums = rows.as_float32().max(axis=1), np.empty(num_blocks, np.uint64)
+    return lambda: mass_pass(bits, maxima, largest, np.float32(1), sums)

@@ -1,0 +1,72 @@
+"""Time candidates side by side: many rounds over all of them, so that a slow minute of the machine meets everyone."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+SLICE = 0.03  # seconds a candidate may fill with further calls in a round; one call is always made
+MOST_CALLS = 20  # in a round
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Microseconds a row over all calls of a candidate."""
+
+    calls: int
+    min: float
+    p10: float
+    median: float
+    p90: float
+
+
+@dataclass
+class Candidate:
+    """Something to be timed: `call` handles `num_rows` rows. key: (rows, what is asked, who does it)."""
+
+    key: tuple[str, str, str]
+    call: Callable[[], object]
+    num_rows: int
+    samples: list[float] = field(default_factory=list)
+
+    def run_slice(self) -> None:
+        """Call for a slice of time, and note how long each call took."""
+        end = time.perf_counter() + SLICE
+        for _ in range(MOST_CALLS):
+            begin = time.perf_counter()
+            self.call()
+            now = time.perf_counter()
+            self.samples.append((now - begin) * 1e6 / self.num_rows)
+            if now >= end:
+                return
+
+    @property
+    def stats(self) -> Stats:
+        """Minimum, median and spread so far."""
+        low, middle, high = np.percentile(self.samples, [10, 50, 90])
+        return Stats(len(self.samples), min(self.samples), float(low), float(middle), float(high))
+
+
+def interleave(candidates: Sequence[Candidate], rounds: int, say: Callable[[str], None]) -> float:
+    """Run a warm-up round and then `rounds` that count, every second one backwards.
+
+    Returns the share of one core that this process got: clearly below the number of threads, others were in the way.
+    """
+    for candidate in candidates:
+        candidate.run_slice()
+        candidate.samples.clear()
+    gc.collect()
+    gc.disable()
+    try:
+        wall, cpu = time.perf_counter(), time.process_time()
+        for i in range(rounds):
+            say(f"round {i + 1} of {rounds}")
+            for candidate in candidates if i % 2 == 0 else reversed(candidates):
+                candidate.run_slice()
+        return (time.process_time() - cpu) / (time.perf_counter() - wall)
+    finally:
+        gc.enable()

@@ -1,0 +1,117 @@
+"""Greedy or not, and the rounded values of a row: docs/draw.md, section 1 and the end of the notation, as tables."""
+
+import fractions
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from klero import SamplingParams
+from klero.params import NEUTRAL, ROW_DTYPE, RowParams, seed_bits, stack_rows
+
+OFF_K, OFF_P = 2**31 - 1, 2**32
+BELOW = float(np.nextafter(np.float32(1e-6), np.float32(0)))
+NEAR_1 = 1 - 2.0**-25  # halfway between the last binary32 below 1 and 1: to even is 1
+
+GREEDY = [
+    # silence: nothing set, or nothing but a min_p that is 0
+    {},
+    {"min_p": 0},
+    {"min_p": 0.0},
+    {"min_p": 1e-40},
+    {"min_p": 2.0**-127},
+    # explicit
+    {"temperature": 0},
+    {"temperature": 5e-324},
+    {"temperature": 9.9e-7},
+    {"temperature": BELOW},
+    {"temperature": 0, "top_p": 0.9, "top_k": 50, "min_p": 0.1},
+    {"top_k": 1},
+    {"top_k": 1, "temperature": 5},
+    {"top_p": 0},
+    {"top_p": 1e-12},
+    {"top_p": 2.0**-33},  # 0.5 * 2^-32: ties to even, P = 0
+    {"temperature": 2, "top_p": 0},
+    {"min_p": 1},
+    {"min_p": 0.999999999},
+    {"min_p": NEAR_1},
+    {"temperature": 2, "min_p": 1.0},
+]
+
+DRAWN = [
+    ({"temperature": 1}, NEUTRAL),
+    ({"temperature": 1e-6}, (float(np.float32(1) / np.float32(1e-6)), OFF_K, OFF_P, 0.0)),
+    ({"temperature": 1e6}, (float(np.float32(1) / np.float32(1e6)), OFF_K, OFF_P, 0.0)),
+    ({"temperature": 0.7}, (float(np.float32(1) / np.float32(0.7)), OFF_K, OFF_P, 0.0)),
+    # an explicit neutral value is set: not silent, not a filter
+    ({"top_k": 0}, NEUTRAL),
+    ({"top_k": -1}, NEUTRAL),
+    ({"top_p": 1}, NEUTRAL),
+    ({"top_p": 1.0, "top_k": 0, "min_p": 0}, NEUTRAL),
+    ({"temperature": 1, "min_p": 1e-40}, NEUTRAL),
+    ({"temperature": 1, "top_k": 2**31 - 1}, NEUTRAL),
+    ({"temperature": 1, "top_k": 2**70}, NEUTRAL),
+    ({"temperature": 1, "top_p": 1 - 2.0**-34}, NEUTRAL),  # nearest: P = 2^32
+    # one filter alone is not silence
+    ({"top_k": 2}, (1.0, 2, OFF_P, 0.0)),
+    ({"top_p": 0.5}, (1.0, OFF_K, 2**31, 0.0)),
+    ({"top_p": 1e-9}, (1.0, OFF_K, 4, 0.0)),
+    ({"top_p": 3 * 2.0**-33}, (1.0, OFF_K, 2, 0.0)),  # 1.5 to even
+    ({"top_p": 5 * 2.0**-33}, (1.0, OFF_K, 2, 0.0)),  # 2.5 to even
+    ({"top_p": 1 - 3 * 2.0**-33}, (1.0, OFF_K, 2**32 - 2, 0.0)),
+    ({"min_p": 0.25}, (1.0, OFF_K, OFF_P, 0.25)),
+    ({"min_p": 2.0**-126}, (1.0, OFF_K, OFF_P, 2.0**-126)),
+    ({"min_p": 0.1}, (1.0, OFF_K, OFF_P, float(np.float32(0.1)))),
+    ({"min_p": NEAR_1 - 2.0**-50}, (1.0, OFF_K, OFF_P, 1 - 2.0**-24)),
+    ({"temperature": 4, "top_k": 9, "top_p": 0.75, "min_p": 0.5}, (0.25, 9, 3 * 2**30, 0.5)),
+]
+
+
+@pytest.mark.parametrize("fields", GREEDY, ids=str)
+def test_greedy(fields):
+    params = SamplingParams(**fields)
+    assert params.greedy
+    assert params.row == RowParams(greedy=True)
+
+
+@pytest.mark.parametrize("fields, right", DRAWN, ids=str)
+def test_drawn(fields, right):
+    params = SamplingParams(**fields)
+    assert not params.greedy
+    assert params.row == (right if right is NEUTRAL else RowParams(False, *right))
+
+
+def test_fields_outside_shaping_do_not_break_silence():
+    assert SamplingParams(seed=5, n=3, max_tokens=7, stop="a", min_tokens=1).greedy
+
+
+@given(st.floats(0, 1))
+def test_top_p_is_rounded_to_nearest_ties_to_even_from_binary64(p):
+    row = SamplingParams(temperature=1, top_p=p).row
+    right = round(fractions.Fraction(p) * 2**32)
+    assert row.greedy if right == 0 else row.top_p == right
+
+
+@given(st.floats(1e-6, 1e6))
+def test_temperature_is_rounded_to_binary32_before_the_division(t):
+    row = SamplingParams(temperature=t).row
+    if np.float32(t) >= np.float32(1e-6):
+        assert np.float32(row.reciprocal) == np.float32(1) / np.float32(t)
+        assert float(np.float32(row.reciprocal)) == row.reciprocal
+
+
+def test_stack_keeps_every_value():
+    rows = [SamplingParams(**fields).row for fields in [*GREEDY, *(fields for fields, _ in DRAWN)]]
+    stacked = stack_rows(rows)
+    assert stacked.dtype == ROW_DTYPE
+    assert [RowParams(*record.item()) for record in stacked] == rows
+    assert stack_rows([]).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "seed, bits", [(0, 0), (2**64 - 1, 2**64 - 1), (-1, 2**64 - 1), (-(2**63), 2**63), (2**63, 2**63), (-5, 2**64 - 5)]
+)
+def test_negative_seeds_are_the_same_bits(seed, bits):
+    assert seed_bits(seed) == bits
+    assert SamplingParams(seed=seed).seed == seed
