@@ -1,4 +1,4 @@
-"""Floors: what a row costs before anything is decided. klero's own kernels on the same rows, in one Numba function each.
+"""Floors: what a row costs before anything is decided. klero's own kernels on the same rows.
 
 max pass: the largest key of every block. mass pass: every weight by the pinned exp32, summed into 64-bit integers.
 """

@@ -2,8 +2,8 @@
 
 "torch sort": what inference engines run on a CPU for a batch of mixed requests: sort, mask, scatter back, softmax, then
 a race of exponential clocks (the largest probability / noise wins). "torch topk": torch written for one top-k and no
-more, as everything after `torch.topk` works on k columns; only for sets with top-k. "numpy": NumPy written well, no sort
-of the vocabulary, and the draw is an inverse CDF over what was kept. None of them is pinned, seeded by row or
+more, as everything after `torch.topk` works on k columns; only for sets with top-k. "numpy": NumPy written well, no
+sort of the vocabulary, and the draw is an inverse CDF over what was kept. None of them is pinned, seeded by row or
 batch-invariant, and none looks for NaN.
 """
 

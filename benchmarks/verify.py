@@ -44,9 +44,7 @@ def golden_faults(say: Callable[[str], None]) -> Iterable[str]:
         logits = np.array([int(word, 16) for word in row["logits"]], np.uint32).view(np.float32)[None]
         params = klero.SamplingParams.from_dict({**row["params"], "seed": int(row["seed"])})
         for backend in BACKENDS:
-            got = klero.sample(
-                logits, params, positions=row["position"], children=row["child"], backend=backend
-            )
+            got = klero.sample(logits, params, positions=row["position"], children=row["child"], backend=backend)
             if got.token_ids[0] != row["token"] or got.num_kept[0] != row.get("num_kept", got.num_kept[0]):
                 yield f"golden row {row['name']!r} on {backend}: token {got.token_ids[0]}, not {row['token']}"
 

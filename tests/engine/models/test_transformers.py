@@ -143,9 +143,20 @@ def test_shares_the_weights_of_a_live_module(tiny, packer):
         for parameter in module.parameters():
             parameter -= 0.5 * parameter.grad
     after = model.forward(step)
+    assert not module.training
     assert not torch.allclose(before, after)
     module.set_attn_implementation("eager")
     torch.testing.assert_close(after, plain_logits(module, np.arange(6)), rtol=0, atol=1e-4)
+
+
+def test_outside_of_the_engine_the_module_says_whose_it_is(tiny, packer):
+    model = TransformersModel(tiny("Llama"))
+    model.allocate(16, BLOCK)
+    p = packer(16, BLOCK)
+    p.join(0)
+    model.forward(p.step([(0, np.arange(3))]))
+    with pytest.raises(ModelError, match="set_attn_implementation"):
+        plain_logits(model.module, [1, 2])
 
 
 def test_two_models_in_two_threads(tiny, packer):

@@ -47,7 +47,8 @@ def core(f: F32, e: F32) -> F32:
     y = (horner(f, LOG_POLY) * f) * (f * f)
     y = y + e * LN2_LOW
     y = y - (f * f) * f32(0.5)
-    return (f + y) + e * LN2_HIGH
+    result: F32 = (f + y) + e * LN2_HIGH
+    return result
 
 
 def log32(x: npt.ArrayLike) -> F32:

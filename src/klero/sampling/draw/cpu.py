@@ -42,8 +42,10 @@ def word_limit(best: np.float32, smax: np.float32) -> np.uint32:
 
 
 @kernel
-def fill_words(first: int, size: int, position: np.uint32, child: np.uint32, seed: np.uint64, words: Any) -> int:
-    """Write the words of the counters that cover ids first .. first + size - 1; return the id of words[0, 0].
+def fill_words(
+    first: int, size: int, position: np.uint32, child: np.uint32, seed: np.uint64, words: Any
+) -> np.uint32:
+    """Write the words of the counters that cover ids first .. first + size - 1; return the least of them.
 
     words: uint32 [4, >= size / 4 + 2]; token i has words[i & 3, (i >> 2) - (first >> 2)].
     """
@@ -51,20 +53,12 @@ def fill_words(first: int, size: int, position: np.uint32, child: np.uint32, see
     count = ((first + size - 1) >> 2) - begin + 1
     k0, k1 = U32(seed), U32(seed >> U64(32))
     w0, w1, w2, w3 = words[0][:count], words[1][:count], words[2][:count], words[3][:count]
-    for j in range(count):
-        w0[j], w1[j], w2[j], w3[j] = philox4x32(U32(begin + j), position, child, PURPOSE_DRAW, k0, k1)
-    return begin
-
-
-@kernel
-def any_word_within(words: Any, count: int, limit: np.uint32) -> bool:
-    """Whether one of the words of `count` counters is at most `limit`."""
     least = ALL_WORDS
-    for lane in range(4):
-        line = words[lane][:count]
-        for j in range(count):
-            least = line[j] if line[j] < least else least
-    return bool(least <= limit)
+    for j in range(count):
+        a, b, c, d = philox4x32(U32(begin + j), position, child, PURPOSE_DRAW, k0, k1)
+        w0[j], w1[j], w2[j], w3[j] = a, b, c, d
+        least = min(least, min(min(a, b), min(c, d)))
+    return least
 
 
 @kernel
@@ -76,12 +70,11 @@ def draw_block(
     block = row[b * BLOCK : (b + 1) * BLOCK]
     first = first_id + b * BLOCK
     limit = word_limit(best, smax)
-    begin = fill_words(first, block.size, position, child, seed, words)
-    if not any_word_within(words, ((first + block.size - 1) >> 2) - begin + 1, limit):
+    if fill_words(first, block.size, position, child, seed, words) > limit:
         return best, best_id
     for i in range(block.size):
         token = first + i
-        word = words[token & 3, (token >> 2) - begin]
+        word = words[token & 3, (token >> 2) - (first >> 2)]
         if word > limit:
             continue
         bits = flush(bits_of(block[i]))

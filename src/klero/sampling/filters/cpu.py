@@ -125,8 +125,8 @@ def keep_above(keys: Any, ids: Any, n: int, threshold: np.int32, ties: int) -> i
 def top_k_bound(row: Any, maxima: Any, k: int, keys: Any, weights: Any) -> np.int32:
     """A key that at least k tokens reach: the k-th largest maximum of at least 2 k blocks.
 
-    Where the row has fewer blocks, finer ones are read; with 2 k of them about 1.4 k tokens reach the bound. Any answer is
-    right; below 8 tokens a block the bound is not worth its pass.
+    Where the row has fewer blocks, finer ones are read; with 2 k of them about 1.4 k tokens reach the bound. Any
+    answer is right; below 8 tokens a block the bound is not worth its pass.
     """
     size, count = BLOCK, maxima.size
     while count < 2 * k and size > 8:
