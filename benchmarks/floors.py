@@ -1,6 +1,7 @@
 """Floors: what a row costs before anything is decided. klero's own kernels on the same rows.
 
-max pass: the largest key of every block. mass pass: every weight by the pinned exp32, summed into 64-bit integers.
+read pass: every word is loaded and nothing decided; what memory gives, whoever reads. max pass: the largest key of
+every block. mass pass: every weight by the pinned exp32, summed into 64-bit integers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,19 @@ from klero.sampling.filters.cpu import block_masses
 from klero.sampling.inputs import as_bits
 from klero.sampling.maxima.cpu import BLOCK, block_maxima
 
-FLOORS = ("max pass", "mass pass")
+FLOORS = ("read pass", "max pass", "mass pass")
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def read_pass(rows: Any) -> int:
+    """The exclusive or of all words. rows: bits [R, V]."""
+    found = 0
+    for r in range(len(rows)):
+        row, word = rows[r], rows[r, 0]
+        for i in range(row.size):
+            word ^= row[i]
+        found += word
+    return found
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -33,9 +46,11 @@ def mass_pass(rows: Any, maxima: Any, largest: Any, reciprocal: Any, sums: Any) 
         block_masses(rows[r], maxima[r], largest[r], reciprocal, sums)
 
 
-def floor_of(name: str, rows: Rows) -> Callable[[], None]:
+def floor_of(name: str, rows: Rows) -> Callable[[], object]:
     """A call that runs a floor over the rows once."""
     bits = as_bits(rows.values)
+    if name == "read pass":
+        return lambda: read_pass(bits)
     num_blocks = -(-bits.shape[1] // BLOCK)
     maxima = np.empty((len(bits), num_blocks), np.int32)
     if name == "max pass":

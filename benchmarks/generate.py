@@ -22,7 +22,8 @@ def tokens_per_second(say: Callable[[str], None]) -> dict[str, Any] | None:
 
     say(f"LLM.generate: {REQUESTS} requests of {PROMPT_TOKENS} + {NEW_TOKENS} tokens")
     llm = LLM("smollm2", dtype="float32", max_num_seqs=REQUESTS, num_blocks=REQUESTS * 16, seed=1)
-    ids = [list(llm.tokenizer.encode(prompt)) for prompt in PROMPTS]
+    tokenizer: Any = llm.tokenizer
+    ids = [list(tokenizer.encode(prompt)) for prompt in PROMPTS]
     prompts = [(ids[i % len(ids)] * PROMPT_TOKENS)[i : i + PROMPT_TOKENS] for i in range(REQUESTS)]
     params = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=NEW_TOKENS, ignore_eos=True)
     llm.generate(prompts[:2], params)

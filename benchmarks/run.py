@@ -89,10 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def print_machine(about: dict[str, Any]) -> None:
-    """Two lines on what the numbers depend on."""
+    """What the numbers depend on, and what the columns are."""
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items() if number)
     print(f"{about['cpu']}, {about['cores']} cores, {about['threads']} thread(s), Python {about['python']}, {versions}")
-    print("V and R: 64 rows of 128256 tokens (SmolLM2: 49152). Medians in microseconds a row; ratio = peer / klero.")
+    print(
+        "64 rows of 128256 tokens (SmolLM2: 49152); medians, microseconds a row. ratio: peer / klero. x floor: klero /"
+    )
+    print("floor. at floor: peer / floor, the ratio of a sampler that costs its max or mass pass and no more.")
 
 
 if __name__ == "__main__":

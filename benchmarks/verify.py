@@ -128,4 +128,4 @@ def fits(counts: npt.NDArray[np.int64], expected: npt.NDArray[np.float64]) -> bo
     cells = mean > 0
     chi = float(((seen - mean)[cells] ** 2 / mean[cells]).sum())
     freedom = max(1, int(cells.sum()) - 1)
-    return chi < freedom + 5 * (2 * freedom) ** 0.5
+    return chi < freedom + 5 * float(np.sqrt(2 * freedom))

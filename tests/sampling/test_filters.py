@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from klero import SamplingParams, explain, sample
 from klero.device import HAVE_NUMBA
 from klero.lots.mass import canonical, masses, scaled, weights
-from klero.sampling.filters import cuts, needed_mass, total_order
+from klero.sampling.filters import needed_mass, total_order
 from klero.testing import assert_set, nasty_params, nasty_rows
 
 
@@ -59,36 +59,46 @@ def test_needed_mass_is_exact_and_in_64_bits(mass, top_p):
             assert int(cpu.needed_mass(np.uint64(mass), np.uint64(top_p))) == right
 
 
+def heavy():
+    """Masses whose first 12288 reach 3 * 2^52 - 1, one unit short of three quarters of the whole, 2^54; the next brings it.
+
+    Above 2^53 binary64 cannot tell the two sums apart.
+    """
+    q = np.full(2**14 + 1, 2**40, np.uint64)
+    q[12287], q[12288] = 2**40 - 1, 1
+    assert float(3 * 2**52 - 1) == float(3 * 2**52)
+    return q
+
+
 def test_masses_above_two_to_the_53_are_compared_as_integers():
-    # 2^14 equal tokens of mass 2^40 - c: sums pass 2^53, where binary64 no longer tells neighbours apart
-    row = np.zeros(2**14 + 1, np.float32)
-    row[0] = np.float32(2.0**-22)
-    q = masses(weights(scaled(row, row[0], np.float32(1))))
-    sums = np.cumsum(q).astype(object)
-    assert sums[-1] > 2**53
-    seen = 0
-    for left in range(2**13, 2**14, 97):
-        near = sums[left - 1] * 2**32 // sums[-1]
-        for top_p in range(near - 1, near + 3):
-            need = -(-top_p * sums[-1] // 2**32)
-            right = int(np.searchsorted(sums, need)) + 1
-            asked = SamplingParams(temperature=1, top_p=top_p / 2**32).row
-            assert list(cuts(weights(scaled(row, row[0], np.float32(1))), asked, row.size)) == [("top-p", right)]
-            seen += right != int(np.searchsorted(sums.astype(float), float(need))) + 1
-    assert seen >= 0
-
-
-@pytest.mark.parametrize("left", [1, 2, 5000, 16383, 16384])
-def test_a_mass_that_needs_one_unit_more_keeps_one_token_more(left):
     from klero.sampling.filters import reference
 
-    q = np.full(2**14, 2**40 - 1, np.uint64)
-    total = int(q.sum(dtype=np.uint64))
-    reach = int(q[0]) * left
-    exact = [p for p in (reach * 2**32 // total + d for d in (-1, 0, 1)) if 0 < p < 2**32]
-    for top_p in exact:
-        need = max(1, -(-top_p * total // 2**32))
-        assert reference.top_p(q, top_p) == -(-need // int(q[0]))
+    assert reference.top_p(heavy(), 3 * 2**30) == 12289
+    assert reference.top_p(heavy(), 3 * 2**30 - 1) == 12288
+
+
+@pytest.mark.skipif(not HAVE_NUMBA, reason="needs Numba")
+def test_the_kernel_selects_above_two_to_the_53_by_integers():
+    from klero.sampling.filters import cpu
+
+    q = heavy()
+    keys = np.arange(q.size, 0, -1).astype(np.int32)
+    shuffled = np.random.default_rng(1).permutation(q.size)
+    for need, left in [(3 * 2**52, 12289), (3 * 2**52 - 1, 12288), (1, 1), (2**54, q.size)]:
+        key, above = cpu.select(keys[shuffled], q[shuffled], q.size, np.uint64(need))
+        assert keys[left - 1] == key
+        assert int(above) == int(q[: left - 1].sum(dtype=np.uint64))
+
+
+@pytest.mark.parametrize("left", [1, 2, 5000, 16383])
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_a_mass_that_needs_one_unit_more_keeps_one_token_more(backend, left):
+    if backend == "cpu" and not HAVE_NUMBA:
+        pytest.skip("needs Numba")
+    row = np.zeros((1, 2**14), np.float32)  # the needed mass is P * 2^22, a token weighs 2^40
+    for top_p, right in [(left * 2**18 - 1, left), (left * 2**18, left), (left * 2**18 + 1, left + 1)]:
+        params = SamplingParams(top_p=top_p / 2**32)
+        assert sample(row, params, positions=0, seeds=1, backend=backend).num_kept[0] == right
 
 
 def test_the_order_is_by_logit_then_id_and_without_minus_infinity():

@@ -83,5 +83,7 @@ def as_float32(rows: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def as_bits(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The rows as the integers that kernels read."""
-    return rows if rows.dtype == np.uint16 else rows.view(np.int32)
+    """The rows as the integers that kernels read: a view marked read-only, so that one compiled kernel serves all."""
+    bits = rows.view(np.uint16 if rows.dtype == np.uint16 else np.int32)
+    bits.flags.writeable = False
+    return bits

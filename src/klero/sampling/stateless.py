@@ -140,4 +140,4 @@ def counters(name: str, given: Any, num_rows: int) -> npt.NDArray[np.uint32]:
         array = np.zeros(0, np.uint32)
     if array.size and (array.min() < 0 or array.max() > 2**32 - 1):
         raise ParameterError([fault])
-    return np.ascontiguousarray(np.broadcast_to(array, num_rows), dtype=np.uint32)
+    return np.array(np.broadcast_to(array, num_rows), dtype=np.uint32)

@@ -45,19 +45,21 @@ def word_limit(best: np.float32, smax: np.float32) -> np.uint32:
 def fill_words(
     first: int, size: int, position: np.uint32, child: np.uint32, seed: np.uint64, words: Any
 ) -> np.uint32:
-    """Write the words of the counters that cover ids first .. first + size - 1; return the least of them.
+    """Write the words of the C counters that cover ids first .. first + size - 1; return the least of them.
 
-    words: uint32 [4, >= size / 4 + 2]; token i has words[i & 3, (i >> 2) - (first >> 2)].
+    words: uint32 [>= size + 8]; token i has words[(i & 3) * C + (i >> 2) - (first >> 2)]. The least is looked for apart:
+    in one loop with Philox it would cost the registers that Philox needs.
     """
     begin = first >> 2
     count = ((first + size - 1) >> 2) - begin + 1
     k0, k1 = U32(seed), U32(seed >> U64(32))
-    w0, w1, w2, w3 = words[0][:count], words[1][:count], words[2][:count], words[3][:count]
-    least = ALL_WORDS
+    w0, w1 = words[:count], words[count : 2 * count]
+    w2, w3 = words[2 * count : 3 * count], words[3 * count : 4 * count]
     for j in range(count):
-        a, b, c, d = philox4x32(U32(begin + j), position, child, PURPOSE_DRAW, k0, k1)
-        w0[j], w1[j], w2[j], w3[j] = a, b, c, d
-        least = min(least, min(min(a, b), min(c, d)))
+        w0[j], w1[j], w2[j], w3[j] = philox4x32(U32(begin + j), position, child, PURPOSE_DRAW, k0, k1)
+    least, made = ALL_WORDS, words[: 4 * count]
+    for j in range(made.size):
+        least = made[j] if made[j] < least else least
     return least
 
 
@@ -72,9 +74,10 @@ def draw_block(
     limit = word_limit(best, smax)
     if fill_words(first, block.size, position, child, seed, words) > limit:
         return best, best_id
+    count = ((first + block.size - 1) >> 2) - (first >> 2) + 1
     for i in range(block.size):
         token = first + i
-        word = words[token & 3, (token >> 2) - (first >> 2)]
+        word = words[(token & 3) * count + (token >> 2) - (first >> 2)]
         if word > limit:
             continue
         bits = flush(bits_of(block[i]))
@@ -120,7 +123,7 @@ def draw_kept(
     """Draw from n listed tokens. keys, ids: from `gather`. Returns (best score, its id)."""
     best, best_id = NEVER, I64(2**62)
     k0, k1 = U32(seed), U32(seed >> U64(32))
-    line = words[0]
+    line = words[:CHUNK]
     for begin in range(0, n, CHUNK):
         size = min(CHUNK, n - begin)
         part_keys, part_ids = keys[begin : begin + size], ids[begin : begin + size]

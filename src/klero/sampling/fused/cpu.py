@@ -96,7 +96,7 @@ def sample_rows(
     maxima = np.empty((size + BLOCK - 1) // BLOCK, np.int32)
     keys, ids, spare = np.empty(size + 1, np.int32), np.empty(size + 1, np.int32), np.empty(size + 1, np.int32)
     weights = np.empty(size + 1, np.uint64)
-    words = np.empty((4, CHUNK), np.uint32)
+    words = np.empty(CHUNK + 8, np.uint32)
     for r in chosen:
         token_ids[r], status[r], num_kept[r] = sample_row(
             rows[r], params[r], seeds[r], positions[r], children[r], maxima, keys, ids, spare, weights, words
