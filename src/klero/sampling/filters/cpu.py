@@ -49,43 +49,39 @@ def min_p_key(top: np.int32, maximum: np.float32, reciprocal: np.float32, min_p:
 def select(keys: Any, weights: Any, n: int, need: np.uint64) -> tuple[np.int32, np.uint64]:
     """The largest key t such that the weight of all keys >= t reaches `need`, and the weight strictly above t.
 
-    A quickselect over keys[:n] with weights[:n]; both are overwritten. Requires 1 <= need <= sum of the weights. Pivots
-    alternate between a median of three and the middle of the key range, which bounds the passes by 64.
+    A radix select over keys[:n] with weights[:n]: 256 buckets over the range of the keys, then the same within the bucket
+    where the sum from above crosses `need`; at most 4 rounds. Both arrays are overwritten. Requires 1 <= need <= the sum.
     """
-    above = U64(0)
-    begin, end = 0, n
-    by_range = False
-    while True:
-        low, high = keys[begin], keys[begin]
-        for i in range(begin, end):
-            low = keys[i] if keys[i] < low else low
-            high = keys[i] if keys[i] > high else high
-        if low == high:
-            return low, above
-        pivot = _pivot(keys, begin, end, low, high, by_range)
-        by_range = not by_range
-        upper, split = U64(0), begin  # keys above the pivot move to begin:split
-        for i in range(begin, end):
-            if keys[i] > pivot:
-                upper += weights[i]
-                keys[i], keys[split] = keys[split], keys[i]
-                weights[i], weights[split] = weights[split], weights[i]
-                split += 1
-        if above + upper >= need:
-            end = split
-        else:
-            above += upper
-            begin = split
+    above, sums = U64(0), np.empty(256, np.uint64)
+    low, high = I64(keys[0]), I64(keys[0])
+    for i in range(n):
+        low, high = min(low, I64(keys[i])), max(high, I64(keys[i]))
+    while low < high:
+        shift = 0
+        while (high - low) >> shift > 255:
+            shift += 8
+        sums[:] = 0
+        for i in range(n):
+            sums[(I64(keys[i]) - low) >> shift] += weights[i]
+        bucket = (high - low) >> shift
+        while above + sums[bucket] < need:
+            above += sums[bucket]
+            bucket -= 1
+        low += bucket << shift
+        high = min(high, low + (1 << shift) - 1)
+        n = _keep_range(keys, weights, n, low, high)
+    return I32(low), above
 
 
 @kernel
-def _pivot(keys: Any, begin: int, end: int, low: np.int32, high: np.int32, by_range: bool) -> np.int32:
-    """A key in [low, high): both sides of the split keep at least one token."""
-    if by_range:
-        return I32((I64(low) + I64(high)) >> 1)
-    a, b, c = keys[begin], keys[(begin + end) >> 1], keys[end - 1]
-    median = max(min(a, b), min(max(a, b), c))
-    return I32(median - 1) if median == high else median
+def _keep_range(keys: Any, weights: Any, n: int, low: int, high: int) -> int:
+    """Move the entries with low <= key <= high to the front; return how many there are."""
+    left = 0
+    for i in range(n):
+        key, weight = keys[i], weights[i]
+        keys[left], weights[left] = key, weight
+        left += low <= key <= high
+    return left
 
 
 @kernel
