@@ -7,6 +7,7 @@ fork) and never fastmath (the arithmetic is pinned). They take a range of rows; 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +41,30 @@ def _compile(function: F, **options: bool) -> F:
         return numba.njit(cache=True, error_model="numpy", **options)(function)  # type: ignore[no-any-return]
     except RuntimeError:  # no writable cache directory: compile in every process
         return numba.njit(error_model="numpy", **options)(function)  # type: ignore[no-any-return]
+
+
+class _FirstUse:
+    """The first call of the kernels in a process compiles them; if that takes over a second, a terminal is told why."""
+
+    def __init__(self) -> None:
+        self._timer: threading.Timer | None = None
+        self._done = False
+
+    def __enter__(self) -> None:
+        if not self._done and sys.stderr.isatty():
+            self._timer = threading.Timer(1.0, print, [COMPILING], {"file": sys.stderr})
+            self._timer.daemon = True
+            self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+COMPILING = "klero: compiling kernels for this machine; this happens once, later runs load them from the cache"
+first_use = _FirstUse()
 
 
 def choose_backend(asked: Backend) -> Backend:
@@ -84,7 +109,8 @@ class _Pool:
 
 
 _pool = _Pool()
-os.register_at_fork(after_in_child=_pool.__init__)  # type: ignore[misc]
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.__init__)  # type: ignore[misc]
 
 
 def over_rows(work: Callable[[int, int], None], num_rows: int, threads: int, *, grain: int = 4) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from klero.device import Backend, choose_backend, num_threads, over_rows
+from klero.device import Backend, choose_backend, first_use, num_threads, over_rows
 from klero.errors import Fault, ParameterError
 from klero.params import RowParams, SamplingParams, seed_bits, stack_rows
 from klero.sampling import fused
@@ -95,7 +95,8 @@ def run(
     def work(begin: int, end: int) -> None:
         kernel(bits, which[begin:end], params, seeds, positions, children, *out)
 
-    over_rows(work, len(which), num_threads())
+    with first_use:
+        over_rows(work, len(which), num_threads())
     return out
 
 
