@@ -84,7 +84,7 @@ def numpy_sampler(rows: Rows, setting: Setting, rng: np.random.Generator) -> npt
     """Token ids [R] of the rows."""
     logits = rows.as_float32()
     if setting.greedy:
-        return np.argmax(logits, axis=1)
+        return np.asarray(logits.argmax(axis=1), np.int64)
     tokens = np.empty(len(logits), np.int64)
     for r, row in enumerate(logits):
         ids, weights = numpy_kept(row, setting)

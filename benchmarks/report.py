@@ -14,27 +14,17 @@ from benchmarks.machine import ROOT
 from benchmarks.timing import Candidate, Stats
 
 RESULTS = ROOT / "benchmarks" / "results" / "runs.jsonl"
-HEAD = (
-    "rows",
-    "asked",
-    "klero",
-    "p10-p90",
-    "x floor",
-    "peer",
-    "us/row",
-    "p10-p90",
-    "ratio",
-    "at floor",
-    "target",
-    "met",
-)
+HEAD = tuple("rows,asked,klero,p10-p90,x floor,peer,us/row,p10-p90,ratio,cpu ratio,at floor,target,met".split(","))
+LEFT = ("rows", "asked", "peer", "met")  # flush left
 Measured = dict[tuple[str, str, str], Stats]
 
 
 def table(all_rows: Sequence[Rows], measured: Measured) -> str:
     """All cases against all their peers; medians, in microseconds a row.
 
-    ratio: peer / klero. at floor: peer / floor, the ratio of a sampler that costs its max or mass pass and no more.
+    ratio: peer / klero by the wall clock; cpu ratio: by processor time (a target takes both; with several threads read
+    the first). x floor: klero / floor. at floor: peer / floor, the ratio of a sampler that costs its max or mass pass
+    and no more.
     """
     lines: list[tuple[str, ...]] = [HEAD]
     for rows in all_rows:
@@ -42,12 +32,11 @@ def table(all_rows: Sequence[Rows], measured: Measured) -> str:
     for rows in all_rows:
         for floor in FLOORS:
             stats = measured[rows.name, floor, "floor"]
-            lines.append((rows.name, floor, _us(stats.median), _spread(stats), *[""] * 8))
+            lines.append((rows.name, floor, _us(stats.median), _spread(stats), *[""] * 9))
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
-    left = (0, 1, 5, 11)
     return "\n".join(
         "  ".join(
-            f"{cell:<{width}}" if i in left else f"{cell:>{width}}"
+            f"{cell:<{width}}" if HEAD[i] in LEFT else f"{cell:>{width}}"
             for i, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
@@ -65,11 +54,11 @@ def _lines(rows: Rows, setting: Any, measured: Measured) -> list[tuple[str, ...]
     lines: list[tuple[str, ...]] = []
     for peer in peers:
         stats = measured[rows.name, setting.name, peer]
-        ratio = stats.median / ours.median
+        ratio, cpu_ratio = stats.median / ours.median, stats.cpu / ours.cpu
         target, met = "", ""
         if rows.judged and peer == "torch sort" and setting.target is not None:
-            target, met = f"{setting.target:g}x", "yes" if ratio >= setting.target else "NO"
-        ratios = (f"{ratio:.1f}x", f"{stats.median / floor:.1f}x")
+            target, met = f"{setting.target:g}x", "yes" if min(ratio, cpu_ratio) >= setting.target else "NO"
+        ratios = (f"{ratio:.1f}x", f"{cpu_ratio:.1f}x", f"{stats.median / floor:.1f}x")
         lines.append((*front, peer, _us(stats.median), _spread(stats), *ratios, target, met))
     return lines
 

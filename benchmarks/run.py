@@ -93,9 +93,10 @@ def print_machine(about: dict[str, Any]) -> None:
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items() if number)
     print(f"{about['cpu']}, {about['cores']} cores, {about['threads']} thread(s), Python {about['python']}, {versions}")
     print(
-        "64 rows of 128256 tokens (SmolLM2: 49152); medians, microseconds a row. ratio: peer / klero. x floor: klero /"
+        "64 rows of 128256 tokens (SmolLM2: 49152). Medians in microseconds a row. ratio: peer / klero on the wall clock;"
     )
-    print("floor. at floor: peer / floor, the ratio of a sampler that costs its max or mass pass and no more.")
+    print("cpu ratio: in processor time; a target takes both. x floor: klero / its floor (max or mass pass); at floor:")
+    print("peer / floor, the ratio of a sampler that costs its floor and no more.")
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tests.golden import make
 
 from klero import SamplingParams, explain, sample
 from klero.device import HAVE_NUMBA
 from klero.lots import mass, noise, philox, pinned
 from klero.params import seed_bits
 from klero.testing import assert_bits, assert_set
-from tests.golden import make
 
 GOLDEN = json.loads(make.PATH.read_text())
 ROWS = {row["name"]: row for row in GOLDEN["rows"]}

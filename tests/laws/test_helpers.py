@@ -70,7 +70,8 @@ def test_tokens():
 @pytest.mark.parametrize("degrees", [1, 2, 3, 4, 5, 10, 63, 256, 999, 5001])
 def test_the_tail_of_chi_square_is_exact(degrees):
     stats = pytest.importorskip("scipy.stats")
-    for statistic in (1e-9, 0.1, 1, degrees / 2, degrees, 1.3 * degrees, degrees + 8 * np.sqrt(2 * degrees), 3.0 * degrees):
+    far = degrees + 8 * np.sqrt(2 * degrees)
+    for statistic in (1e-9, 0.1, 1, degrees / 2, degrees, 1.3 * degrees, far, 3.0 * degrees):
         right = stats.chi2.sf(statistic, degrees)
         assert chi_square_tail(float(statistic), degrees) == pytest.approx(right, rel=1e-9, abs=1e-300)
 
@@ -108,7 +109,7 @@ def test_impossible_tokens_and_rare_ones():
 def test_draws_that_are_off_name_the_worst_token():
     tokens = np.repeat([0, 1, 2], [6000, 2000, 2000])
     assert_draws(tokens, [0.6, 0.2, 0.2], false_alarm=1e-6)
-    with pytest.raises(AssertionError, match=r"dice: p-value .* worst is token 1, drawn 2000 of 10000 times where 1000.0"):
+    with pytest.raises(AssertionError, match=r"dice: .* worst is token 1, drawn 2000 of 10000 times where 1000.0"):
         assert_draws(tokens, [0.65, 0.1, 0.25], false_alarm=1e-6, what="dice")
     for wrong in ([], [3], [-1]):
         with pytest.raises(AssertionError, match=r"\[0, 3\)"):

@@ -1,5 +1,7 @@
 """A shard of the vocabulary is one big block: what kernels say about shards merges to what they say about the row."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -62,7 +64,7 @@ def cut_rows(draw, sound=True):
     row = nasty_rows(1, size, seed, sound=sound)[0]
     cuts = draw(st.lists(st.integers(1, size - 1), min_size=1, max_size=4, unique=True))
     borders = [0, *sorted(cuts), size]
-    return row, [Shard(row, a, b) for a, b in zip(borders[:-1], borders[1:], strict=True)]
+    return row, [Shard(row, a, b) for a, b in itertools.pairwise(borders)]
 
 
 def counters(seed):
@@ -99,7 +101,7 @@ def test_masses(cut, reciprocal):
 @given(cut_rows(), st.data())
 def test_candidates(cut, data):
     row, shards = cut
-    keys, ids = Shard(row, 0, row.size).candidates(KEY_NEG_INF + 1)
+    keys, _ = Shard(row, 0, row.size).candidates(KEY_NEG_INF + 1)
     threshold = int(keys[data.draw(st.integers(0, len(keys) - 1))])
     whole = Shard(row, 0, row.size).candidates(threshold)
     parts = [shard.candidates(threshold) for shard in shards]

@@ -1,7 +1,7 @@
 """Draws come as often as they should: 20 distributions, and no correlation between neighbours of any kind.
 
-The false-alarm rate of the 20 chi-square tests together is 1e-3, each 5e-5 (Bonferroni). Seeds are fixed, so the outcome
-is too: the rate says how surprising a failure was for a right sampler, had its seeds been fresh.
+The false-alarm rate of the 20 chi-square tests together is 1e-3, each 5e-5 (Bonferroni). Seeds are fixed, so the
+outcome is too: the rate says how surprising a failure was for a right sampler, had its seeds been fresh.
 """
 
 import numpy as np

@@ -89,7 +89,8 @@ def philox4x32(counters: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 def words_of_ids(ids: np.ndarray, seed: int, position: int, child: int, purpose: int) -> np.ndarray:
     out = np.empty(ids.shape, np.uint32)
-    words_all(ids.astype(np.int64), *(np.uint32(i) for i in (position, child, purpose, seed & 0xFFFFFFFF, seed >> 32)), out)
+    numbers = (np.uint32(i) for i in (position, child, purpose, seed & 0xFFFFFFFF, seed >> 32))
+    words_all(ids.astype(np.int64), *numbers, out)
     return out
 
 

@@ -21,7 +21,7 @@ BELOW_0, ABOVE_1 = -5e-324, float(np.nextafter(1.0, 2))
 GOOD = {
     "temperature": [(0, 0.0), (5e-324, 5e-324), (1, 1.0), (1e6, 1e6), (np.float32(0.5), 0.5), (np.int64(2), 2.0)],
     "top_k": [(-1, -1), (0, 0), (1, 1), (10**9, 10**9), (2**70, 2**70), (np.int32(7), 7), (np.uint8(3), 3)],
-    "top_p": [(0, 0.0), (1, 1.0), (0.5, 0.5), (1e-300, 1e-300), (np.float32(0.25), 0.25), (fractions.Fraction(1, 2), 0.5)],
+    "top_p": [(0, 0.0), (1, 1.0), (1e-300, 1e-300), (np.float32(0.25), 0.25), (fractions.Fraction(1, 2), 0.5)],
     "min_p": [(0, 0.0), (1, 1.0), (0.05, 0.05), (1e-300, 1e-300), (np.float16(0.5), 0.5)],
     "seed": [(0, 0), (2**64 - 1, 2**64 - 1), (-(2**63), -(2**63)), (-1, -1), (np.uint64(2**64 - 1), 2**64 - 1)],
     "n": [(1, 1), (1000, 1000), (np.int64(2), 2)],
@@ -111,7 +111,9 @@ def test_none_means_not_asked(field):
 
 def test_all_faults_are_reported_together():
     with pytest.raises(ParameterError) as caught:
-        SamplingParams(temperature=-1, top_p=NAN, top_k=True, seed="7", stop=[""], tempature=1, n_predict=0, max_tokens=5)
+        SamplingParams(
+            temperature=-1, top_p=NAN, top_k=True, seed="7", stop=[""], tempature=1, n_predict=0, max_tokens=5
+        )
     faults = {fault.field for fault in caught.value.faults}
     assert faults == {"temperature", "top_p", "top_k", "seed", "stop", "tempature", "max_tokens"}
     for field in faults:
@@ -128,7 +130,7 @@ def test_min_tokens_above_max_tokens_says_both_numbers():
 def test_unknown_fields_are_faults_that_suggest_the_near_one():
     with pytest.raises(ParameterError, match=r"temprature=1: .*did you mean temperature\?"):
         SamplingParams(temprature=1)
-    with pytest.raises(ParameterError, match="max_new_token=.*max_new_tokens"):
+    with pytest.raises(ParameterError, match=r"max_new_token=.*max_new_tokens"):
         SamplingParams(max_new_token=1)
     with pytest.raises(ParameterError) as caught:
         SamplingParams(zzqx=1)

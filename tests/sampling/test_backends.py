@@ -1,4 +1,4 @@
-"""klero.sample: the kernels and the reference draw the same tokens, for every width, dtype, shape of parameters and row."""
+"""klero.sample: kernels and reference draw the same tokens, for every width, dtype, shape of parameters and row."""
 
 import numpy as np
 import pytest

@@ -52,7 +52,7 @@ def test_the_token_is_the_one_that_sample_draws():
 def test_the_table():
     lines = str(explain(ROW, ALL, seed=-1, position=7, child=2)).splitlines()
     assert lines[0].split() == ["stage", "tokens", "mass"]
-    assert [line.split()[:2] for line in lines[1:5]] == [["logits", "4"], ["min-p", "3"], ["top-k", "3"], ["top-p", "2"]]
+    assert [" ".join(line.split()[:2]) for line in lines[1:5]] == ["logits 4", "min-p 3", "top-k 3", "top-p 2"]
     assert lines[5].endswith(f"seed {2**64 - 1}, position 7, child 2")
     assert "NaN or +inf" in str(explain([np.nan, 1.0], ALL, seed=1, position=0))
     assert "every token is -inf" in str(explain([-np.inf, -np.inf], ALL, seed=1, position=0))

@@ -1,4 +1,4 @@
-"""The cut: min-p, top-k, top-p against a plain loop over Python integers, and the places where they could be off by one."""
+"""The cut: min-p, top-k, top-p against a plain loop over Python integers, and where they could be off by one."""
 
 import numpy as np
 import pytest
@@ -60,9 +60,9 @@ def test_needed_mass_is_exact_and_in_64_bits(mass, top_p):
 
 
 def heavy():
-    """Masses whose first 12288 reach 3 * 2^52 - 1, one unit short of three quarters of the whole, 2^54; the next brings it.
+    """Masses whose first 12288 reach 3 * 2^52 - 1, one unit short of three quarters of the whole, 2^54.
 
-    Above 2^53 binary64 cannot tell the two sums apart.
+    The next one brings it. Above 2^53 binary64 cannot tell the two sums apart.
     """
     q = np.full(2**14 + 1, 2**40, np.uint64)
     q[12287], q[12288] = 2**40 - 1, 1

@@ -45,6 +45,8 @@ def read_logits(logits: Any) -> Logits:
 
 def _readable(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """float32 or uint16 (bfloat16 bits), native byte order, C-contiguous; a copy only where it is not already."""
+    if rows.dtype == np.float32 and rows.flags.c_contiguous:
+        return rows
     name = rows.dtype.name
     if name == "bfloat16":  # ml_dtypes
         rows = rows.view(np.uint16)

@@ -133,6 +133,8 @@ def fresh_seed() -> int:
 
 def counters(name: str, given: Any, num_rows: int) -> npt.NDArray[np.uint32]:
     """positions or children as uint32 [R]: integers in [0, 2^32 - 1]."""
+    if type(given) is int and 0 <= given < 2**32:
+        return np.full(num_rows, given, np.uint32)
     array = np.asarray(given)
     fault = Fault(name, given, f"must be an integer >= 0, or one for each of the {num_rows} rows")
     if array.dtype == object or array.dtype.kind not in "iu" or array.shape not in ((), (num_rows,)):

@@ -14,7 +14,7 @@ RowMaker = Callable[[np.random.Generator, int], F32]
 
 
 def _normal(rng: np.random.Generator, size: int) -> F32:
-    return (rng.standard_normal(size) * rng.choice([0.5, 2, 4])).astype(np.float32)
+    return (rng.standard_normal(size) * float(rng.choice([0.5, 2, 4]))).astype(np.float32)
 
 
 def _peaked(rng: np.random.Generator, size: int) -> F32:
@@ -52,8 +52,9 @@ def _one_left(rng: np.random.Generator, size: int) -> F32:
 
 def _zeros(rng: np.random.Generator, size: int) -> F32:
     """+0, -0, subnormals and other values below 2^-64 (all +0 to klero), and the smallest ones that are not."""
-    bits = np.array([0, 0x80000000, 1, 0x80000001, 0x007FFFFF, 0x1F7FFFFF, 0x9F7FFFFF, 0x1F800000, 0x9F800000], np.uint32)
-    return bits[rng.integers(len(bits) - 2 * rng.integers(0, 2), size=size)].view(np.float32)
+    tiny = [0, 0x80000000, 1, 0x80000001, 0x007FFFFF, 0x1F7FFFFF, 0x9F7FFFFF]
+    bits = np.array(tiny + [0x1F800000, 0x9F800000] * int(rng.integers(0, 2)), np.uint32)
+    return bits[rng.integers(len(bits), size=size)].view(np.float32)
 
 
 def _huge(rng: np.random.Generator, size: int) -> F32:
@@ -65,8 +66,9 @@ def _huge(rng: np.random.Generator, size: int) -> F32:
 
 def _any_bits(rng: np.random.Generator, size: int) -> F32:
     """Any finite bit pattern."""
-    row = rng.integers(0, 2**32, size, dtype=np.uint32).view(np.float32)
-    return np.where(np.isfinite(row), row, np.float32(-1))
+    row: F32 = rng.integers(0, 2**32, size, dtype=np.uint32).view(np.float32)
+    row[~np.isfinite(row)] = -1
+    return row
 
 
 def _edges(rng: np.random.Generator, size: int) -> F32:

@@ -49,8 +49,9 @@ def min_p_key(top: np.int32, maximum: np.float32, reciprocal: np.float32, min_p:
 def select(keys: Any, weights: Any, n: int, need: np.uint64) -> tuple[np.int32, np.uint64]:
     """The largest key t such that the weight of all keys >= t reaches `need`, and the weight strictly above t.
 
-    A radix select over keys[:n] with weights[:n]: 256 buckets over the range of the keys, then the same within the bucket
-    where the sum from above crosses `need`; at most 4 rounds. Both arrays are overwritten. Requires 1 <= need <= the sum.
+    A radix select over keys[:n] with weights[:n]: 256 buckets over the range of the keys, then the same within the
+    bucket where the sum from above crosses `need`; at most 4 rounds. Both arrays are overwritten.
+    Requires 1 <= need <= the sum.
     """
     above, sums = U64(0), np.empty(256, np.uint64)
     low, high = I64(keys[0]), I64(keys[0])
