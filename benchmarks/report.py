@@ -14,7 +14,10 @@ from benchmarks.machine import ROOT
 from benchmarks.timing import Candidate, Stats
 
 RESULTS = ROOT / "benchmarks" / "results" / "runs.jsonl"
-HEAD = tuple("rows,asked,klero,p10-p90,x floor,peer,us/row,p10-p90,ratio,cpu ratio,at floor,target,met".split(","))
+HEAD = (
+    "rows", "asked", "klero", "p10-p90", "x floor",
+    "peer", "us/row", "p10-p90", "ratio", "cpu ratio", "at floor", "target", "met",
+)  # fmt: skip
 LEFT = ("rows", "asked", "peer", "met")  # flush left
 Measured = dict[tuple[str, str, str], Stats]
 
@@ -71,12 +74,20 @@ def _spread(stats: Stats) -> str:
     return f"{_us(stats.p10)}-{_us(stats.p90)}"
 
 
-def append(run: dict[str, Any], candidates: Sequence[Candidate], path: Path = RESULTS) -> None:
-    """Append one line a candidate; `run` (when, on what, how busy) stands in each."""
+def append(
+    run: dict[str, Any], candidates: Sequence[Candidate], rate: dict[str, Any] | None, path: Path = RESULTS
+) -> None:
+    """Append one line a candidate, in microseconds a row, and one for LLM.generate, in tokens/s, if it was timed.
+
+    `run` (when, on what, how busy) stands in each.
+    """
+    records = []
+    for candidate in candidates:
+        rows, asked, who = candidate.key
+        stats = {name: round(value, 3) for name, value in dataclasses.asdict(candidate.stats).items()}
+        records.append({"rows": rows, "asked": asked, "who": who, "num_rows": candidate.num_rows, **stats})
+    if rate is not None:
+        records.append({"rows": "SmolLM2", "asked": "LLM.generate", "who": "klero", **rate})
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        for candidate in candidates:
-            rows, asked, who = candidate.key
-            stats = {name: round(value, 3) for name, value in dataclasses.asdict(candidate.stats).items()}
-            record = {"rows": rows, "asked": asked, "who": who, "num_rows": candidate.num_rows, **stats, **run}
-            file.write(json.dumps(record) + "\n")
+        file.writelines(json.dumps({**record, **run}) + "\n" for record in records)

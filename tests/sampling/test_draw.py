@@ -1,5 +1,7 @@
 """The draw: what the kernels skip could not have won."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -22,6 +24,7 @@ def test_the_largest_score_wins_and_the_lowest_id_on_a_tie():
     assert draw(np.arange(6)[::-1], flat, 3, 1, 2)[0] == token
 
 
+@functools.cache
 def rows_whose_two_tokens_tie(vocab_size, low, high, lowest_is_top):
     """Rows [N, V] of two tokens, `low` < `high`, whose scores are equal to the last bit, and the seed of each.
 
@@ -29,7 +32,7 @@ def rows_whose_two_tokens_tie(vocab_size, low, high, lowest_is_top):
     """
     top, other = (low, high) if lowest_is_top else (high, low)
     rows, seeds = [], []
-    for seed in range(4000):
+    for seed in range(1500):
         g_top, g_other = lots_of_ids([top, other], seed, 6, 0)
         gap = g_top - g_other
         if -20 < gap < 0 and gap + g_other == g_top:
@@ -47,7 +50,7 @@ def test_a_tie_of_scores_goes_to_the_lowest_id(backend, low, high, lowest_is_top
     if backend == "cpu" and not HAVE_NUMBA:
         pytest.skip("needs Numba")
     rows, seeds = rows_whose_two_tokens_tie(1000, low, high, lowest_is_top)
-    assert len(seeds) > 100
+    assert len(seeds) > 50
     for fields in ({"temperature": 1}, {"top_k": 2}):
         sampled = sample(rows, SamplingParams(**fields), positions=6, seeds=seeds, backend=backend)
         assert set(sampled.token_ids.tolist()) == {low}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from klero.device import inline, kernel
+from klero.device import inline
 from klero.lots.philox import reference
 
 U32, U64 = np.uint32, np.uint64
@@ -42,7 +42,7 @@ def philox4x32(
     return c0, c1, c2, c3
 
 
-@kernel
+@inline
 def word_of_id(
     token_id: int, position: np.uint32, child: np.uint32, purpose: np.uint32, k0: np.uint32, k1: np.uint32
 ) -> np.uint32:

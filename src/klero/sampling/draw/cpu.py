@@ -11,20 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from klero.device import kernel
+from klero.device import inline, kernel
 from klero.lots.mass.cpu import F32, I32, I64, KEY_NEG_INF, flush, key_of_bits
 from klero.lots.noise.cpu import lot_of_word
-from klero.lots.philox.cpu import U32, U64, philox4x32
+from klero.lots.philox.cpu import U32, U64, philox4x32, word_of_id
 from klero.lots.pinned.cpu import ZERO, exp32
 from klero.sampling.filters.cpu import logit_of_key
-from klero.sampling.maxima.cpu import BLOCK, bits_of
+from klero.sampling.maxima.cpu import BLOCK, bits_of, lowest_id
 
 LARGEST_LOT = F32(22.873857)
+LN_2_UP = F32(0.693148)
 NEVER = F32(-np.inf)
 ALL_WORDS = U32(2**32 - 1)
 TWO_32, SLACK = F32(2.0**32), F32(1.0001)
 PURPOSE_DRAW = U32(0)
-CHUNK = 256
+CHUNK = 4 * BLOCK  # tokens whose words are made at a time
 
 
 @kernel
@@ -39,6 +40,13 @@ def word_limit(best: np.float32, smax: np.float32) -> np.uint32:
         return ALL_WORDS
     limit = exp32(-y) * TWO_32 * SLACK
     return U32(limit) + U32(1) if limit < F32(4.0e9) else ALL_WORDS
+
+
+@inline
+def lot_bound(word: np.uint32) -> np.float32:
+    """No lot of this word is larger: (clz + 1) * 0.693148, and rounding to binary32 may take one off clz."""
+    exponent = np.float32(F32(word)).view(np.int32) >> I32(23)
+    return F32(I32(160) - exponent) * LN_2_UP
 
 
 @kernel
@@ -64,28 +72,31 @@ def fill_words(
 
 
 @kernel
-def draw_block(
-    row: Any, b: int, smax: np.float32, maximum: np.float32, reciprocal: np.float32, first_id: int,
+def draw_chunk(
+    row: Any, begin: int, smax: np.float32, maximum: np.float32, reciprocal: np.float32, first_id: int,
     seed: np.uint64, position: np.uint32, child: np.uint32, words: Any, best: np.float32, best_id: int,
 ) -> tuple[np.float32, int]:  # fmt: skip
-    """Let every token of block b with l > -inf draw; return the better of its best and (best, best_id)."""
-    block = row[b * BLOCK : (b + 1) * BLOCK]
-    first = first_id + b * BLOCK
+    """Let row[begin : begin + CHUNK] draw where l > -inf; return the better of its best and (best, best_id)."""
+    chunk = row[begin : begin + CHUNK]
+    first = first_id + begin
     limit = word_limit(best, smax)
-    if fill_words(first, block.size, position, child, seed, words) > limit:
+    if fill_words(first, chunk.size, position, child, seed, words) > limit:
         return best, best_id
-    count = ((first + block.size - 1) >> 2) - (first >> 2) + 1
-    for i in range(block.size):
-        token = first + i
-        word = words[(token & 3) * count + (token >> 2) - (first >> 2)]
+    count = ((first + chunk.size - 1) >> 2) - (first >> 2) + 1
+    for k in range(4 * count):
+        word = words[k]
         if word > limit:
             continue
-        bits = flush(bits_of(block[i]))
-        if key_of_bits(bits) == KEY_NEG_INF:
+        i = 4 * (k % count) + k // count - (first & 3)
+        if i < 0 or i >= chunk.size:
             continue
-        score = (I32(bits).view(np.float32) - maximum) * reciprocal + lot_of_word(word)
-        if score > best or (score == best and token < best_id):
-            best, best_id = score, token
+        bits = flush(bits_of(chunk[i]))
+        s = (I32(bits).view(np.float32) - maximum) * reciprocal
+        if key_of_bits(bits) == KEY_NEG_INF or s + lot_bound(word) < best:
+            continue
+        score = s + lot_of_word(word)
+        if score > best or (score == best and first + i < best_id):
+            best, best_id = score, first + i
     return best, best_id
 
 
@@ -96,21 +107,22 @@ def draw_row(
 ) -> tuple[np.float32, int]:  # fmt: skip
     """Draw from a whole row (or a shard of one, with the maximum of the whole). Returns (best score, its id).
 
-    The block with the largest maximum goes first, so that most others are skipped. top: a key to start at.
+    The likeliest token draws first, so that whole chunks of the others are skipped or make no lot. top: its key.
     """
     best, best_id = NEVER, I64(2**62)
-    start = 0
-    for b in range(maxima.size):
-        if maxima[b] == top:
-            start = b
-            break
-    for step in range(maxima.size):
-        b = start if step == 0 else (step if step > start else step - 1)
-        smax = (logit_of_key(maxima[b]) - maximum) * reciprocal
-        if smax + LARGEST_LOT < best or maxima[b] == KEY_NEG_INF:
+    likeliest = lowest_id(row, maxima, top)
+    if likeliest >= 0:
+        best_id = first_id + likeliest
+        best = lot_of_word(word_of_id(best_id, position, child, PURPOSE_DRAW, U32(seed), U32(seed >> U64(32))))
+    for begin in range(0, row.size, CHUNK):
+        largest = KEY_NEG_INF
+        for b in range(begin // BLOCK, min((begin + CHUNK) // BLOCK, maxima.size)):
+            largest = max(largest, maxima[b])
+        smax = (logit_of_key(largest) - maximum) * reciprocal
+        if smax + LARGEST_LOT < best or largest == KEY_NEG_INF:
             continue
-        best, best_id = draw_block(
-            row, b, smax, maximum, reciprocal, first_id, seed, position, child, words, best, best_id
+        best, best_id = draw_chunk(
+            row, begin, smax, maximum, reciprocal, first_id, seed, position, child, words, best, best_id
         )
     return best, best_id
 
@@ -129,16 +141,16 @@ def draw_kept(
         part_keys, part_ids = keys[begin : begin + size], ids[begin : begin + size]
         largest = part_keys[0]
         for j in range(size):
-            token = first_id + part_ids[j]
-            a, b, c, d = philox4x32(U32(token >> 2), position, child, PURPOSE_DRAW, k0, k1)
-            lane = token & 3
-            line[j] = (a if lane == 0 else b) if lane < 2 else (c if lane == 2 else d)
+            line[j] = word_of_id(first_id + part_ids[j], position, child, PURPOSE_DRAW, k0, k1)
             largest = part_keys[j] if part_keys[j] > largest else largest
         limit = word_limit(best, (logit_of_key(largest) - maximum) * reciprocal)
         for j in range(size):
             if line[j] > limit:
                 continue
-            score = (logit_of_key(part_keys[j]) - maximum) * reciprocal + lot_of_word(line[j])
+            s = (logit_of_key(part_keys[j]) - maximum) * reciprocal
+            if s + lot_bound(line[j]) < best:
+                continue
+            score = s + lot_of_word(line[j])
             token = first_id + part_ids[j]
             if score > best or (score == best and token < best_id):
                 best, best_id = score, token
