@@ -5,6 +5,7 @@ import pytest
 
 from klero.device import HAVE_NUMBA
 from klero.lots.noise import COIN, DRAFT, DRAW, lot_of_word, lots_of_ids, uniform
+from klero.lots.pinned import core, log32
 from klero.testing import assert_bits
 
 needs_numba = pytest.mark.skipif(not HAVE_NUMBA, reason="needs Numba")
@@ -45,6 +46,23 @@ def assert_bounds(x, g):
     assert (g <= (leading_zeros(x) + 1) * 0.693148).all()
     exact = exact_lots(x)
     assert (np.abs(g - exact) <= 2e-7 * np.maximum(1, np.abs(g))).all()
+
+
+def lots_with_branch_at(bits, x):
+    """The lots of docs/draw.md, section 4, written out; the border of the two lower branches is at the given bits."""
+    half, unit, one = np.float32(0.5), np.float32(2.0**-32), np.float32(1)
+    border = np.array([bits], np.uint32).view(np.float32)[0]
+    upper = x >= 2**31
+    v = (np.where(upper, ~x, x).astype(np.float32) + half) * unit
+    near, far = core(-v, np.zeros_like(v)), core(one - (v + v), np.full_like(v, -1))
+    return -log32(-np.where(upper, log32(v), np.where(v < border, near, far)))
+
+
+def test_the_branches_are_where_the_text_has_them():
+    x = np.concatenate([words(), np.random.default_rng(10).integers(2**29, 2**31, 500_000, dtype=np.uint32)])
+    assert_bits(lot_of_word(x), lots_with_branch_at(0x3E95F61A, x))
+    for other in (0x3E95F61A - 0x8000, 0x3E95F61A + 0x8000):  # the border matters to the last bits, a little off it
+        assert (lots_with_branch_at(other, x) != lot_of_word(x)).any()
 
 
 @needs_numba

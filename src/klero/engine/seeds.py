@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from klero.lots.philox import philox4x32
-from klero.params import SamplingParams, seed_bits
+from klero.params import check_seed, seed_bits
 
 PURPOSE_SEED = 0xFFFFFFFF  # far from the purposes of the draw
 
@@ -14,7 +14,7 @@ class SeedSource:
     """From the operating system; or, given a seed, a fixed sequence: request k gets words 0 and 1 of Philox at k."""
 
     def __init__(self, seed: int | None) -> None:
-        checked = SamplingParams(seed=seed).seed
+        checked = check_seed("seed", seed)
         self._seed = None if checked is None else seed_bits(checked)
         self._count = 0
 

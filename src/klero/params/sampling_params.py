@@ -117,3 +117,12 @@ class SamplingParams:
 
     def __repr__(self) -> str:
         return f"SamplingParams({', '.join(f'{name}={value!r}' for name, value in self.asked().items())})"
+
+
+def check_seed(field: str, seed: Any) -> int | None:
+    """A seed given outside SamplingParams, by the same rule; None stays None. Raises ParameterError naming `field`."""
+    try:
+        checked: int | None = CHECKS["seed"](seed)
+    except checks.Broken as broken:
+        raise ParameterError([Fault(field, seed, str(broken))]) from None
+    return checked

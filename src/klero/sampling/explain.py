@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from klero.errors import Fault, ParameterError
 from klero.lots.mass import canonical, masses, scaled, weights
-from klero.params import SamplingParams, seed_bits
+from klero.params import SamplingParams, check_seed, seed_bits
 from klero.sampling.filters import total_order
 from klero.sampling.fused.reference import sample_row
 from klero.sampling.inputs import as_float32, read_logits
@@ -79,7 +79,7 @@ def _row(logits_row: Any) -> Any:
 def _one_seed(params: SamplingParams, seed: int | None) -> int:
     if seed is not None and params.seed is not None:
         raise ParameterError([Fault("seed", seed, "stands beside a seed in params; give one of them")])
-    given = params.seed if seed is None else SamplingParams(seed=seed).seed
+    given = params.seed if seed is None else check_seed("seed", seed)
     if given is None and not params.greedy:
         raise ParameterError([Fault("seed", seed, "must be given, here or in params, for a row that draws")])
     return seed_bits(given or 0)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from klero.device import Backend, choose_backend, first_use, num_threads, over_rows
 from klero.errors import Fault, ParameterError
-from klero.params import RowParams, SamplingParams, seed_bits, stack_rows
+from klero.params import RowParams, SamplingParams, check_seed, seed_bits, stack_rows
 from klero.sampling import fused
 from klero.sampling.fused import reference
 from klero.sampling.inputs import as_bits, as_float32, read_logits
@@ -113,22 +113,21 @@ def rows_of(params: SamplingParams | Sequence[SamplingParams], num_rows: int) ->
 def resolve_seeds(
     params: SamplingParams | Sequence[SamplingParams], seeds: Any, num_rows: int
 ) -> npt.NDArray[np.uint64]:
-    """The seed of each row, uint64 [R]: from params, from `seeds`, or fresh."""
+    """The seed of each row, uint64 [R]: from params, from `seeds`, or fresh from the operating system."""
     asked = [params.seed] * num_rows if isinstance(params, SamplingParams) else [p.seed for p in params]
+    fresh = np.frombuffer(secrets.token_bytes(8 * num_rows), np.uint64).copy()
     if seeds is None:
-        return np.array([fresh_seed() if seed is None else seed_bits(seed) for seed in asked], np.uint64)
-    if any(seed is not None for seed in (asked or [getattr(params, "seed", None)])):
+        given = asked
+    elif any(seed is not None for seed in asked or [getattr(params, "seed", None)]):
         raise ParameterError([Fault("seeds", seeds, "stands beside a seed in params; give one of them")])
-    given = [seeds] * num_rows if np.ndim(seeds) == 0 else list(seeds)
+    else:
+        given = [seeds] * num_rows if np.ndim(seeds) == 0 else list(seeds)
     if len(given) != num_rows:
         raise ParameterError([Fault("seeds", seeds, f"must be one integer or one for each of the {num_rows} rows")])
-    checked = [SamplingParams(seed=seed).seed for seed in given]
-    return np.array([fresh_seed() if seed is None else seed_bits(seed) for seed in checked], np.uint64)
-
-
-def fresh_seed() -> int:
-    """A seed from the operating system."""
-    return secrets.randbits(64)
+    for r, seed in enumerate(given):
+        if seed is not None:
+            fresh[r] = seed_bits(check_seed("seeds", seed) or 0)
+    return fresh
 
 
 def counters(name: str, given: Any, num_rows: int) -> npt.NDArray[np.uint32]:

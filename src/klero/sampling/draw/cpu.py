@@ -55,8 +55,8 @@ def fill_words(
 ) -> np.uint32:
     """Write the words of the C counters that cover ids first .. first + size - 1; return the least of them.
 
-    words: uint32 [>= size + 8]; token i has words[(i & 3) * C + (i >> 2) - (first >> 2)]. The least is looked for apart:
-    in one loop with Philox it would cost the registers that Philox needs.
+    words: uint32 [>= size + 8]; token i has words[(i & 3) * C + (i >> 2) - (first >> 2)]. The least is looked for
+    apart: in one loop with Philox it would cost the registers that Philox needs.
     """
     begin = first >> 2
     count = ((first + size - 1) >> 2) - begin + 1

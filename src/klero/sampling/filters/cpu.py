@@ -119,21 +119,28 @@ def keep_above(keys: Any, ids: Any, n: int, threshold: np.int32, ties: int) -> i
 
 
 @kernel
+def maxima_of_blocks(row: Any, maxima: Any, size: int, keys: Any) -> int:
+    """Write the largest key of every block of `size` tokens (a divisor of BLOCK); return how many blocks there are."""
+    count = (row.size + size - 1) // size
+    for b in range(count):
+        keys[b] = maxima[b] if size == BLOCK else largest_key(row[b * size : (b + 1) * size])
+    return count
+
+
+@kernel
 def top_k_bound(row: Any, maxima: Any, k: int, keys: Any, weights: Any) -> np.int32:
     """A key that at least k tokens reach: the k-th largest maximum of at least 2 k blocks.
 
     Where the row has fewer blocks, finer ones are read; with 2 k of them about 1.4 k tokens reach the bound. Any
     answer is right; below 8 tokens a block the bound is not worth its pass.
     """
-    size, count = BLOCK, maxima.size
-    while count < 2 * k and size > 8:
+    size = BLOCK
+    while size > 8 and row.size < 2 * k * size:
         size >>= 1
-        count = (row.size + size - 1) // size
-    if count < 2 * k:
+    if row.size < 2 * k * size:
         return KEY_NEG_INF
-    for b in range(count):
-        keys[b] = maxima[b] if size == BLOCK else largest_key(row[b * size : (b + 1) * size])
-        weights[b] = ONE
+    count = maxima_of_blocks(row, maxima, size, keys)
+    weights[:count] = ONE
     bound, _ = select(keys, weights, count, U64(k))
     return bound
 
@@ -205,6 +212,22 @@ def block_masses(row: Any, maxima: Any, maximum: np.float32, reciprocal: np.floa
 
 @kernel
 def nucleus_bound(
+    row: Any, maxima: Any, need: np.uint64, maximum: np.float32, reciprocal: np.float32, keys: Any, weights: Any
+) -> np.int32:
+    """A key t such that the tokens >= t weigh at least `need`: already the largest ones of the blocks do.
+
+    KEY_NEG_INF where they do not, not even those of blocks of 32: the row is too flat for this bound.
+    """
+    for size in (BLOCK, 32):
+        count = maxima_of_blocks(row, maxima, size, keys)
+        if fill_masses(keys, count, maximum, reciprocal, weights) >= need:
+            bound, _ = select(keys, weights, count, need)
+            return bound
+    return KEY_NEG_INF
+
+
+@kernel
+def tail_bound(
     maxima: Any, sums: Any, spare: np.uint64, top: np.int32, maximum: np.float32, reciprocal: np.float32
 ) -> np.int32:
     """A key t such that all tokens below t weigh at most `spare` together, as large as blocks can prove.

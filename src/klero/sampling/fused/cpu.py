@@ -19,6 +19,7 @@ from klero.sampling.filters.cpu import (
     min_p_key,
     needed_mass,
     nucleus_bound,
+    tail_bound,
     top_k_bound,
 )
 from klero.sampling.maxima.cpu import BLOCK, block_maxima, flush_key, is_bad, lowest_id, num_alive
@@ -50,10 +51,12 @@ def keep_listed(row: Any, maxima: Any, top: np.int32, p: Any, keys: Any, ids: An
 def keep_top_p(row: Any, maxima: Any, top: np.int32, p: Any, keys: Any, ids: Any, spare: Any, weights: Any) -> int:
     """top-p alone: the mass of the whole row, then a list that surely holds the nucleus. Returns its length."""
     maximum = logit_of_key(top)
-    sums = weights[: maxima.size]
+    sums, rest = weights[: maxima.size], weights[maxima.size :]
     mass = block_masses(row, maxima, maximum, p.reciprocal, sums)
     need = needed_mass(mass, p.top_p)
-    threshold = nucleus_bound(maxima, sums, mass - need, top, maximum, p.reciprocal)
+    threshold = nucleus_bound(row, maxima, need, maximum, p.reciprocal, spare, rest)
+    if threshold == KEY_NEG_INF:
+        threshold = tail_bound(maxima, sums, mass - need, top, maximum, p.reciprocal)
     n = gather(row, maxima, threshold, keys, ids)
     fill_masses(keys, n, maximum, p.reciprocal, weights)
     return int(keep_nucleus(keys, ids, n, need, maximum, p.reciprocal, spare, weights))
