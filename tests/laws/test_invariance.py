@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 
 from klero import explain, sample
 from klero.device import HAVE_NUMBA, over_rows
-from klero.sampling import stateless
+from klero.params import stack_rows
+from klero.sampling import fused, stateless
+from klero.sampling.fused import reference
+from klero.sampling.inputs import as_bits
 from klero.testing import assert_token, nasty_params, nasty_rows
 
+needs_numba = pytest.mark.skipif(not HAVE_NUMBA, reason="needs Numba")
 BACKENDS = st.sampled_from(["auto", "reference"])
 WIDTHS = st.sampled_from([1, 2, 5, 31, 33, 255, 256, 257, 700])
 SEEDS = st.integers(0, 2**32)
@@ -143,28 +147,30 @@ def test_ranges_of_rows(batch, threads, grain):
         assert_token(batch.draw(), right)
 
 
-@given(BATCHES, BACKENDS, st.data())
-def test_rows_that_are_not_chosen_are_neither_read_nor_written(batch, backend, data):
+@pytest.mark.parametrize("backend", ["reference", pytest.param("cpu", marks=needs_numba)])
+@given(batch=BATCHES, data=st.data())
+def test_rows_that_are_not_chosen_are_neither_read_nor_written(backend, batch, data):
     """The sampler's way: all rows of a step lie there, some are drawn."""
-    from klero.device import choose_backend
-    from klero.params import stack_rows
-
     num_rows = len(batch.rows)
     chosen = np.array(sorted(data.draw(st.sets(st.integers(0, num_rows - 1)))), np.int64)
+    others = np.setdiff1d(np.arange(num_rows), chosen)
     right = batch.draw()
     rows = batch.rows.copy()
-    rows[np.setdiff1d(np.arange(num_rows), chosen)] = np.nan
-    drawn = stateless.run(
-        rows,
+    rows[others] = np.nan
+    out = np.full(num_rows, 77, np.int32), np.full(num_rows, 77, np.uint8), np.full(num_rows, 77, np.int32)
+    sample_rows = reference.sample_rows if backend == "reference" else fused.cpu_kernel()
+    sample_rows(
+        rows if backend == "reference" else as_bits(rows),
+        chosen,
         stack_rows([params.row for params in batch.params]),
         batch.seeds,
         batch.positions.astype(np.uint32),
         batch.children.astype(np.uint32),
-        choose_backend(backend),
-        chosen,
+        *out,
     )
-    for mine, column in zip(drawn, (0, 1, 2), strict=True):
+    for mine, column in zip(out, (0, 1, 2), strict=True):
         assert_token(mine[chosen], right[chosen, column])
+        assert set(mine[others].tolist()) <= {77}
 
 
 @given(BATCHES)
@@ -184,7 +190,7 @@ def test_the_same_call_twice(batch, backend):
     assert batch.rows.tobytes() == before
 
 
-@pytest.mark.skipif(not HAVE_NUMBA, reason="needs Numba")
+@needs_numba
 def test_flush_to_zero_of_another_library_does_not_enter():
     torch = pytest.importorskip("torch")
     batch = Batch(200, 64, 5)

@@ -12,6 +12,7 @@ from klero.lots.noise import cpu as noise
 from klero.lots.philox import cpu as philox
 from klero.lots.pinned import cpu as pinned
 from klero.params import RowParams, stack_rows
+from klero.sampling.draw.cpu import lot_bound
 from klero.sampling.filters.cpu import gather
 from klero.sampling.fused.cpu import keep_listed, keep_top_p
 from klero.sampling.maxima.cpu import BLOCK, block_maxima, flush_key
@@ -33,6 +34,12 @@ def log32_all(x: Any, y: Any) -> None:
 def lot_all(x: Any, y: Any) -> None:
     for i in range(x.size):
         y[i] = noise.lot_of_word(x[i])
+
+
+@kernel
+def bound_all(x: Any, y: Any) -> None:
+    for i in range(x.size):
+        y[i] = lot_bound(x[i])
 
 
 @kernel
@@ -71,6 +78,12 @@ def log32(x: np.ndarray) -> np.ndarray:
 def lot_of_word(x: np.ndarray) -> np.ndarray:
     y = np.empty(x.shape, np.float32)
     lot_all(x, y)
+    return y
+
+
+def bound_of_word(x: np.ndarray) -> np.ndarray:
+    y = np.empty(x.shape, np.float32)
+    bound_all(x, y)
     return y
 
 

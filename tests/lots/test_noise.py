@@ -78,6 +78,17 @@ def test_bounds_on_random_and_extreme_words():
     assert_bounds(x, lot_of_word(x))
 
 
+@needs_numba
+def test_the_kernel_has_a_bound_that_no_lot_passes():
+    from tests.lots import kernels
+
+    x = words()
+    g, bound = lot_of_word(x), kernels.bound_of_word(x)
+    assert (g <= bound).all()
+    small = (0 < x) & (x < 2**30)
+    assert (bound - g)[small].max() < 0.9  # and one that tells small words apart
+
+
 def test_the_ends_are_reached():
     assert_bits(lot_of_word([0, 2**32 - 1]), np.array([LARGEST, SMALLEST]))
 
@@ -106,6 +117,7 @@ def test_every_word():
         assert g[0] <= last, f"words from {begin:#x}"
         assert (np.diff(g) <= 0).all(), f"words from {begin:#x}"
         assert_bounds(x, g)
+        assert (g <= kernels.bound_of_word(x)).all(), f"words from {begin:#x}"
         if begin % 2**25 == 0:
             assert_bits(g, lot_of_word(x), f"words from {begin:#x}")
         last = g[-1]

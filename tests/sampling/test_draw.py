@@ -81,6 +81,25 @@ def test_no_word_above_the_limit_can_reach_the_best_score():
 
 
 @needs_numba
+@pytest.mark.parametrize("order", ["rising", "falling", "mixed"])
+@pytest.mark.parametrize(
+    "fields",
+    [{"temperature": 1}, {"temperature": 2.5}, {"top_k": 4500}, {"temperature": 3, "top_p": 0.98}, {"min_p": 1e-6}],
+    ids=str,
+)
+def test_draws_from_thousands_of_kept_tokens(order, fields):
+    """Many chunks, in which the likeliest token comes first, last or anywhere."""
+    row = np.random.default_rng(3).standard_normal(5000).astype(np.float32) * np.float32(1.5)
+    row = {"rising": np.sort(row), "falling": np.sort(row)[::-1], "mixed": row}[order]
+    rows, params = np.tile(row, (150, 1)), SamplingParams(**fields)
+    cpu, reference = (sample(rows, params, positions=7, seeds=np.arange(150), backend=b) for b in ("cpu", "reference"))
+    assert cpu.token_ids.tolist() == reference.token_ids.tolist()
+    assert cpu.num_kept.tolist() == reference.num_kept.tolist()
+    assert cpu.num_kept[0] > 2000
+    assert len({*cpu.token_ids.tolist()}) > 50
+
+
+@needs_numba
 def test_a_winner_far_from_the_largest_logit_is_found():
     rng = np.random.default_rng(2)
     rows = rng.uniform(-6, -5, (200, 3000)).astype(np.float32)

@@ -7,11 +7,14 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from klero.engine.engine import Engine
 from klero.engine.outputs import Progress, RequestOutput
 from klero.errors import RequestError
 from klero.finish import TokenBytes
 from klero.params import SamplingParams, seed_bits
+from klero.sampling.stateless import warm_up
 
 Prompt = str | Sequence[int]
 
@@ -60,6 +63,8 @@ class LLM:
             seed=seed,
         )
         self._ids = itertools.count()
+        dtype_of_logits = str(getattr(getattr(loaded, "module", None), "dtype", "float32"))
+        warm_up(np.uint16 if "bfloat16" in dtype_of_logits else np.float32)
 
     def generate(
         self,

@@ -100,6 +100,11 @@ def run(
     return out
 
 
+def warm_up(dtype: npt.DTypeLike = np.float32) -> None:
+    """Compile the kernels for logits of a dtype, or load them from the cache; the first `sample` does it otherwise."""
+    sample(np.zeros((1, 8), dtype), SamplingParams(temperature=1.0, seed=0), positions=0)
+
+
 def rows_of(params: SamplingParams | Sequence[SamplingParams], num_rows: int) -> list[RowParams]:
     """The row parameters of R rows from one SamplingParams or R of them."""
     if isinstance(params, SamplingParams):
