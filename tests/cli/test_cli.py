@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def klero(*arguments, stdin=None, block=()):
@@ -84,6 +88,20 @@ def test_generating_without_the_engine_says_what_to_install():
     done = klero("generate", "x", block=["torch"])
     assert done.returncode == 2, done.stderr
     assert "klero[engine]" in done.stderr
+
+
+@pytest.mark.smollm2
+def test_the_demo():
+    """What `make demo` runs: four prompts in one batch, each with its own parameters."""
+    done = klero("generate", "--file", str(ROOT / "examples" / "demo.jsonl"))
+    assert done.returncode == 0, done.stderr
+    greedy, seeded, hot, stopped = [part.split("--- ") for part in done.stdout.split("=== ")[1:]]
+    assert greedy[0].startswith("The capital of France is\n Paris")
+    assert "seed 7 " in seeded[1]
+    assert "seed 11 " in hot[1]
+    assert stopped[0] == "1, 2, 3, 4,\n 5, 6, 7, 8, 9\n"
+    assert stopped[1].startswith("stop ', 10'")
+    assert "tokens/s" in done.stderr
 
 
 @pytest.mark.smollm2

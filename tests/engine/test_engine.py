@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -185,6 +186,16 @@ def test_prompt_and_output_fill_the_context_to_the_last_token(prompt_len, max_to
     (output,) = llm.generate([[1] * prompt_len], SamplingParams(temperature=1.0, max_tokens=max_tokens))
     assert len(output.outputs[0].token_ids) == num_out
     assert output.outputs[0].finish_reason == "length"
+
+
+def test_two_threads_may_generate_on_one_llm():
+    llm = LLM(ToyModel())
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=12)
+    with ThreadPoolExecutor(4) as pool:
+        outputs = list(pool.map(lambda i: llm.generate([[i]], params), range(16)))
+    for i, (output,) in enumerate(outputs):
+        assert output.outputs[0].token_ids == by_hand([i], params, seed=5)
+    assert_all_free(llm.engine)
 
 
 def test_one_bad_prompt_in_a_list_stops_the_call_before_anything_runs():

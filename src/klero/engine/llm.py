@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,6 +64,7 @@ class LLM:
             seed=seed,
         )
         self._ids = itertools.count()
+        self._lock = threading.Lock()  # one generate at a time: each takes every output of a step
         dtype_of_logits = str(getattr(getattr(loaded, "module", None), "dtype", "float32"))
         warm_up(np.uint16 if "bfloat16" in dtype_of_logits else np.float32)
 
@@ -82,15 +84,16 @@ class LLM:
         """
         listed = _listed(prompts)
         names = [f"request-{next(self._ids)}" for _ in listed]
-        try:
-            for name, prompt, one in zip(names, listed, _params_of(params, len(listed)), strict=True):
-                text = prompt if isinstance(prompt, str) else None
-                self.engine.add_request(name, self._encode(prompt), one, prompt=text)
-            return self._run(names, progress)
-        except BaseException:
-            for name in names:
-                self.engine.discard(name)
-            raise
+        with self._lock:
+            try:
+                for name, prompt, one in zip(names, listed, _params_of(params, len(listed)), strict=True):
+                    text = prompt if isinstance(prompt, str) else None
+                    self.engine.add_request(name, self._encode(prompt), one, prompt=text)
+                return self._run(names, progress)
+            except BaseException:
+                for name in names:
+                    self.engine.discard(name)
+                raise
 
     def _run(self, names: list[str], progress: Callable[[Progress], None] | None) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}

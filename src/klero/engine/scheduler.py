@@ -62,7 +62,7 @@ class Scheduler:
 
     def schedule(self) -> list[Planned]:
         """Choose the next step; empty when there is nothing to do."""
-        budget = self.max_num_batched_tokens
+        budget, preempted = self.max_num_batched_tokens, self.num_preemptions
         planned: list[Planned] = []
         for choice in self._in_turn():
             if budget == 0 or choice not in self.running:  # preempted a moment ago
@@ -71,6 +71,12 @@ class Scheduler:
             if self._grow(choice, choice.num_computed + num_new, planned):
                 planned.append(self._plan(choice, num_new))
                 budget -= num_new
+        if self.num_preemptions == preempted:  # else the blocks that came free belong to those that go on
+            self._admit(planned, budget)
+        return planned
+
+    def _admit(self, planned: list[Planned], budget: int) -> None:
+        """Let waiting sequences in while there are seats, blocks and budget."""
         while self.waiting and budget > 0 and self._may_run(self.waiting[0]):
             choice = self.waiting[0]
             num_new = min(choice.num_tokens, budget)
@@ -81,7 +87,6 @@ class Scheduler:
             bisect.insort(self.running, self.waiting.popleft(), key=lambda c: c.arrival)
             planned.append(self._plan(choice, num_new))
             budget -= num_new
-        return planned
 
     def _in_turn(self) -> Iterator[Choice]:
         """Running sequences: decodes, then prefills, each oldest first."""
