@@ -7,7 +7,8 @@ import sys
 
 import klero
 
-HEAVY = ("torch", "triton", "transformers", "tokenizers", "typer", "fastapi", "jax", "pandas")  # Numba looks for scipy itself
+# Numba looks for scipy by itself
+HEAVY = ("torch", "triton", "transformers", "tokenizers", "typer", "fastapi", "jax", "pandas")
 
 
 def test_import_pulls_in_nothing_heavy():
@@ -19,8 +20,8 @@ def test_import_pulls_in_nothing_heavy():
 def test_the_public_names_are_these():
     assert sorted(klero.__all__) == [
         "BlockError", "CompletionOutput", "Explanation", "KleroError", "LLM", "LogitsError", "MissingExtra",
-        "ModelError", "ParameterError", "QueueFull", "RequestError", "RequestOutput", "RowParams", "SampleState",
-        "Sampled", "Sampler", "SamplingParams", "Seat", "Slot", "SlotError", "Stage", "Step", "Update", "explain",
+        "ModelError", "OptionError", "ParameterError", "RequestError", "RequestOutput", "RowParams", "SampleState",
+        "Sampled", "Sampler", "SamplingParams", "Seat", "Slot", "SlotError", "Step", "TokenUpdate", "explain",
         "sample",
     ]  # fmt: skip
     for name in klero.__all__:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from klero import finish as finish
 from klero.batch import Slot, Step
 from klero.errors import (
     BlockError,
@@ -11,14 +12,14 @@ from klero.errors import (
     LogitsError,
     MissingExtra,
     ModelError,
+    OptionError,
     ParameterError,
-    QueueFull,
     RequestError,
     SlotError,
 )
 from klero.params import RowParams, SamplingParams
-from klero.sampling.explain import Explanation, Stage, explain
-from klero.sampling.sampler import Sampler, SampleState, Seat, Update
+from klero.sampling.explain import Explanation, explain
+from klero.sampling.sampler import Sampler, SampleState, Seat, TokenUpdate
 from klero.sampling.stateless import Sampled, sample
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ __all__ = [
     "LogitsError",
     "MissingExtra",
     "ModelError",
+    "OptionError",
     "ParameterError",
-    "QueueFull",
     "RequestError",
     "RequestOutput",
     "RowParams",
@@ -46,9 +47,8 @@ __all__ = [
     "Seat",
     "Slot",
     "SlotError",
-    "Stage",
     "Step",
-    "Update",
+    "TokenUpdate",
     "explain",
     "sample",
 ]
@@ -61,3 +61,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(klero.engine, name)
     raise AttributeError(f"module 'klero' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

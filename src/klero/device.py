@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
+
+from klero.errors import OptionError
 
 try:
     import numba
@@ -43,36 +46,32 @@ def _compile(function: F, **options: bool) -> F:
         return numba.njit(error_model="numpy", **options)(function)  # type: ignore[no-any-return]
 
 
-class _FirstUse:
-    """The first call of the kernels in a process compiles them; if that takes over a second, a terminal is told why."""
-
-    def __init__(self) -> None:
-        self._timer: threading.Timer | None = None
-        self._done = False
-
-    def __enter__(self) -> None:
-        if not self._done and sys.stderr.isatty():
-            self._timer = threading.Timer(1.0, print, [COMPILING], {"file": sys.stderr})
-            self._timer.daemon = True
-            self._timer.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._done = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
 COMPILING = "klero: compiling kernels for this machine; this happens once, later runs load them from the cache"
-first_use = _FirstUse()
+_used: set[str] = set()
+
+
+@contextmanager
+def first_use(kind: str) -> Iterator[None]:
+    """Run kernels on rows of a kind (a dtype). The first time they may be compiled: a terminal is told after 2 s."""
+    if kind in _used or not sys.stderr.isatty():
+        yield
+        return
+    _used.add(kind)
+    timer = threading.Timer(2.0, print, [COMPILING], {"file": sys.stderr})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def choose_backend(asked: Backend) -> Backend:
     """Resolve "auto" to the fastest backend here; an unknown or missing one is an error with the way out."""
     if asked not in BACKENDS:
-        raise ValueError(f"backend={asked!r}: must be one of {', '.join(BACKENDS)}")
+        raise OptionError(f"backend={asked!r}: must be one of {', '.join(BACKENDS)}")
     if asked == "cpu" and not HAVE_NUMBA:
-        raise ValueError("backend='cpu': numba cannot be imported here; pip install numba, or use backend='auto'")
+        raise OptionError("backend='cpu': numba cannot be imported here; pip install numba, or use backend='auto'")
     if asked == "auto":
         return "cpu" if HAVE_NUMBA else "reference"
     return asked
@@ -88,7 +87,7 @@ def num_threads() -> int:
     except ValueError:
         threads = 0
     if threads < 1:
-        raise ValueError(f"KLERO_NUM_THREADS={asked!r}: must be an integer >= 1")
+        raise OptionError(f"KLERO_NUM_THREADS={asked!r}: must be an integer >= 1")
     return threads
 
 

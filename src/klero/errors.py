@@ -3,6 +3,7 @@
 ```
 KleroError
 ├── ParameterError (ValueError)     a SamplingParams that breaks a rule; carries every fault at once
+├── OptionError (ValueError)        an option of a constructor, a function or the environment that breaks a rule
 ├── RequestError (ValueError)       a request that cannot be served: empty prompt, no room, ids out of range
 ├── LogitsError (ValueError)        an array of logits that is not one: rank, dtype, width
 ├── ModelError (RuntimeError)       a model that cannot be loaded or run
@@ -52,6 +53,10 @@ class ParameterError(KleroError, ValueError):
         return type(self), (self.faults,)
 
 
+class OptionError(KleroError, ValueError):
+    """An option that breaks a rule: field, value and rule in the message."""
+
+
 class RequestError(KleroError, ValueError):
     """A request that cannot be served, found before it enters a batch."""
 
@@ -80,5 +85,9 @@ class MissingExtra(KleroError, ImportError):
     """An optional dependency is not installed; the message names the extra to install."""
 
     def __init__(self, extra: str, wanted: str) -> None:
-        self.extra = extra
-        super().__init__(f"{wanted} is not installed; pip install 'klero[{extra}]' brings it")
+        self.extra, self.wanted = extra, wanted
+        first = " (first the CPU build of torch, unless you want CUDA's: README, Installing)" if extra == "engine" else ""
+        super().__init__(f"{wanted} is not installed; pip install 'klero[{extra}]' brings it{first}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.extra, self.wanted)

@@ -82,8 +82,15 @@ def test_a_small_mixed_step():
     assert arrays.seq_lens.tolist() == [4, 2, 1]
     assert arrays.slots.tolist() == [2, 0, 1]
     assert arrays.logits_rows.tolist() == [0, 3]
-    assert arrays.block_tables.tolist() == [[0, 1, 0, 0], [2, 0, 0, 0], [3, 0, 0, 0]]
+    assert arrays.block_tables.tolist() == [[0, 1], [2, 0], [3, 0]]  # as wide as the longest of this step
     assert arrays.slot_mapping.tolist() == [3, 4, 5, 6]
+
+
+def test_a_step_of_nothing():
+    arrays = InputBatch(2, 8, History(2, 8), Blocks(6, 2, 2, 8)).fill([])
+    assert arrays.input_ids.tolist() == []
+    assert arrays.query_starts.tolist() == [0]
+    assert arrays.block_tables.shape == (0, 0)
 
 
 @given(data=st.data())
@@ -112,4 +119,5 @@ def test_filled_arrays_equal_a_plain_loop(data):
         assert arrays.query_starts.tolist() == [0, *ends]
         assert arrays.seq_lens.tolist() == [s.num_computed + s.num_new for s in scheduled]
         assert arrays.logits_rows.tolist() == [e - 1 for e, s in zip(ends, scheduled, strict=True) if s.samples]
-        assert arrays.block_tables.tolist() == blocks.tables[[s.slot for s in scheduled]].tolist()
+        width = max(len(blocks.held(s.slot)) for s in scheduled)
+        assert arrays.block_tables.tolist() == blocks.tables[[s.slot for s in scheduled], :width].tolist()

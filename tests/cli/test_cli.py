@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -36,6 +35,10 @@ def test_explain_prints_the_table():
     ]
 
 
+def test_a_row_may_begin_with_a_minus():
+    assert "-> token 2" in klero("explain", "-1,2,3").stdout
+
+
 def test_explain_reads_a_file(tmp_path):
     np.save(tmp_path / "row.npy", np.array([0, 3, -np.inf], np.float32))
     done = klero("explain", str(tmp_path / "row.npy"))
@@ -47,12 +50,13 @@ def test_explain_reads_a_file(tmp_path):
     [
         (["explain", "1,x"], "must be numbers"),
         (["explain", "nowhere.npy"], "no such file"),
-        (["explain", "1,2", "--temperature", "1"], "must be given"),
+        (["explain", "1,2", "--temperature", "1"], "--seed must be given"),
         (["explain", "1,2", "--top-p", "2", "--temperature", "nan"], "top_p=2.0: must be a number in [0, 1]"),
         (["generate"], "no prompt"),
         (["generate", "x", "--file", "y"], "stand beside"),
         (["generate", "--file", "nowhere.jsonl"], "no such file"),
         (["generate", "x", "--max-tokens", "0"], "max_tokens=0"),
+        (["generate", "x", "--max-num-seqs", "0"], "max_num_seqs=0"),
         (["generate", "x", "--model", "./no-such-model"], "no-such-model"),
     ],
 )
@@ -68,8 +72,10 @@ def test_a_fault_is_one_line_and_exit_code_2(arguments, words):
     [
         ("{", "line 2: not JSON"),
         ("[1]", "line 2: must be an object"),
+        ('{"prompt": 5}', "line 2: prompt=5: must be a text"),
+        ("{\n[]", "line 3: must be an object"),
         ('{"temperature": 1}', "line 2: must be an object with one of"),
-        ('{"prompt": "x", "top_q": 1}', "did you mean top_p"),
+        ('{"prompt": "x", "top_q": 1}', "line 2: top_q=1: is not a field of SamplingParams; did you mean top_p"),
     ],
 )
 def test_json_lines_are_checked(line, words):

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klero import ParameterError, SamplingParams, sample
+from klero import LogitsError, ModelError, OptionError, ParameterError, SamplingParams, sample
 from klero.engine import LLM, Engine
 from klero.errors import RequestError
+from klero.finish import TokenBytes
 from klero.testing.models import PagedToyModel, ScriptedModel, ToyModel, logits_of_state, state_after
 
 HOT = SamplingParams(temperature=1.0, seed=5, max_tokens=12)
@@ -200,7 +201,7 @@ def test_two_threads_may_generate_on_one_llm():
 
 def test_one_bad_prompt_in_a_list_stops_the_call_before_anything_runs():
     llm = LLM(ToyModel())
-    with pytest.raises(RequestError, match="request-1"):
+    with pytest.raises(RequestError, match=r"prompts\[1\]"):
         llm.generate([[1], []], HOT)
     assert_all_free(llm.engine)
     assert llm.engine.model.num_forwards == 0
@@ -241,6 +242,80 @@ def test_a_failing_forward_leaves_the_engine_usable():
     assert llm.generate([[1]], HOT)[0].outputs[0].token_ids == by_hand([1], HOT, seed=5)
 
 
+def test_a_step_that_fails_after_the_forward_can_be_run_again():
+    class Wide(ToyModel):
+        wide = True
+
+        def forward(self, step):
+            states = dict(self._states)
+            logits = super().forward(step)
+            if self.wide:
+                self._states = states
+                return np.zeros((len(logits), 65), np.float32)
+            return logits
+
+    engine = Engine(Wide())
+    engine.add_request("a", [1, 2], HOT)
+    with pytest.raises(LogitsError, match="1 rows of 64"):
+        engine.step()
+    engine.model.wide = False
+    outputs = [o for _ in range(12) for o in engine.step()]
+    assert outputs[0].outputs[0].token_ids == by_hand([1, 2], HOT, seed=5)
+    assert_all_free(engine)
+
+
+def test_an_id_without_text_ends_its_request_alone():
+    """Id 50 is inside the logits width and not in the vocabulary."""
+    words = TokenBytes.from_list([b"x"] * 50)
+    model = ScriptedModel([1, 50, 1], prompt_len=2, vocabulary=words)
+    engine = Engine(model, vocabulary=words)
+    engine.add_request("bad", [1, 1], SamplingParams(max_tokens=4))
+    engine.add_request("good", [1, 1], SamplingParams(max_tokens=1))
+    with pytest.raises(ModelError, match="50"):
+        engine.add_request("echo", [50, 1, 1, 1], SamplingParams(max_tokens=1, echo=True))
+    outputs = {o.request_id: o.outputs[0] for _ in range(3) for o in engine.step()}
+    assert outputs["good"].finish_reason == "length"
+    assert outputs["bad"].finish_reason == "error"
+    assert "50" in outputs["bad"].error
+    assert outputs["bad"].text == "x"
+    assert_all_free(engine)
+
+
+def test_preemption_does_not_thrash():
+    """6 sequences of 10 + 60 tokens in 20 blocks of 4: what is computed twice stays below what is computed once."""
+    computed = []
+
+    class Counting(PagedToyModel):
+        def forward(self, step):
+            computed.append(len(step.input_ids))
+            return super().forward(step)
+
+    llm = LLM(Counting(), block_size=4, num_blocks=20, max_num_batched_tokens=16)
+    llm.generate([[i] * 10 for i in range(6)], SamplingParams(temperature=1.0, seed=1, max_tokens=60))
+    assert sum(computed) < 2 * 6 * 69
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3])
+def test_everyone_who_runs_gets_on_in_every_step(budget):
+    engine = Engine(ToyModel(), max_num_batched_tokens=budget)
+    for i in range(5):
+        engine.add_request(str(i), [1] * 4, SamplingParams(temperature=1.0, max_tokens=30))
+    for _ in range(20):
+        before = {c: c.num_computed for c in engine.scheduler.running}
+        engine.step()
+        assert len(before) <= budget
+        assert all(c.finished or c.num_computed > num for c, num in before.items())
+
+
+def test_options_act_or_are_refused():
+    llm = LLM(ToyModel(), max_model_len=4)
+    assert len(llm.generate([[1, 2]], SamplingParams())[0].outputs[0].token_ids) == 2
+    with pytest.raises(OptionError, match="max_model_len=257"):
+        LLM(ToyModel(), max_model_len=257)
+    with pytest.raises(OptionError, match="dtype"):
+        LLM(ToyModel(), dtype="float32")
+
+
 def test_min_tokens_bans_every_end_until_it_is_reached():
     model = ScriptedModel([7], vocab_size=16, end_token_ids=[7])
     (output,) = LLM(model).generate([[1]], SamplingParams(min_tokens=3, max_tokens=9))
@@ -269,8 +344,11 @@ def test_prompts_come_in_every_shape():
     assert [o.outputs[0].token_ids for o in llm.generate([[1, 2], np.array([1, 2])], greedy)] == [one, one]
     assert llm.generate(np.array([1, 2]), greedy)[0].outputs[0].token_ids == one
     assert llm.generate([], greedy) == []
-    with pytest.raises(RequestError, match="tokenizer"):
-        llm.generate("text", greedy)
+    for prompt, words in [("text", "tokenizer"), (5, "must be a text"), ([None], "must be a text"), ({}, "must be a")]:
+        with pytest.raises(RequestError, match=words):
+            llm.generate(prompt, greedy)
+    with pytest.raises(RequestError, match="from_dict"):
+        llm.generate([1], {"max_tokens": 3})
     with pytest.raises(RequestError, match="2 for 3 prompts"):
         llm.generate([[1], [2], [3]], [greedy, greedy])
 

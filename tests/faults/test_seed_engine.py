@@ -21,7 +21,7 @@ def run(engine, preempt_after=()):
             drawn.append(3 + before)
         if choice.finish.num_tokens in preempt_after and choice.num_computed:
             preempt_after = [n for n in preempt_after if n != choice.finish.num_tokens]
-            engine.scheduler._preempt(choice)
+            engine.scheduler.preempt(choice)
     assert not preempt_after
     return choice.finish.token_ids, drawn
 

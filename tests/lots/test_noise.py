@@ -85,7 +85,7 @@ def test_the_kernel_has_a_bound_that_no_lot_passes():
     x = words()
     g, bound = lot_of_word(x), kernels.bound_of_word(x)
     assert (g <= bound).all()
-    small = (0 < x) & (x < 2**30)
+    small = (x > 0) & (x < 2**30)
     assert (bound - g)[small].max() < 1.6  # and one that tells small words apart: two bits at most
 
 
@@ -114,13 +114,15 @@ def test_every_word():
     for begin in range(0, 2**32, 2**23):
         x = np.arange(begin, begin + 2**23, dtype=np.uint64).astype(np.uint32)
         g = kernels.lot_of_word(x)
-        assert g[0] <= last, f"words from {begin:#x}"
-        assert (np.diff(g) <= 0).all(), f"words from {begin:#x}"
-        assert_bounds(x, g)
-        assert (g <= kernels.bound_of_word(x)).all(), f"words from {begin:#x}"
-        if begin % 2**25 == 0:
-            assert_bits(g, lot_of_word(x), f"words from {begin:#x}")
+        what = f"words from {begin:#x}"
+        assert g[0] <= last, what
+        assert (g[1:] <= g[:-1]).all(), what
+        assert (g <= kernels.bound_of_word(x)).all(), what
+        if begin % 2**27 == 0 or begin >= 2**32 - 2**24:  # binary64 is slow: a part of them
+            assert_bounds(x, g)
+            assert_bits(g, lot_of_word(x), what)
         last = g[-1]
+    assert last == SMALLEST
 
 
 @needs_numba

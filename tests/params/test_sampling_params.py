@@ -12,7 +12,7 @@ from klero import ParameterError, SamplingParams
 from klero.params.aliases import ALIASES
 
 NAN, INF = float("nan"), float("inf")
-NOT_NUMBERS = ["1", "", b"1", [1], (), {}, object(), 1j, np.array([1.0, 2.0])]
+NOT_NUMBERS = ["1", "", b"1", [1], (), {}, len, 1j, np.array([1.0, 2.0])]
 NOT_REAL = [*NOT_NUMBERS, True, False, np.True_, NAN, INF, -INF, np.float32(NAN), np.float64(INF), 10**400]
 NOT_INTEGERS = [*NOT_NUMBERS, True, False, np.True_, NAN, INF, 1.0, 1.5, np.float64(2), fractions.Fraction(3, 2)]
 NOT_BOOLEANS = [0, 1, "true", "", 1.0, NAN, [], np.True_]

@@ -7,6 +7,7 @@ from klero import SamplingParams, sample
 from klero.device import HAVE_NUMBA
 from klero.lots.mass import canonical, ordered_keys
 from klero.sampling.greedy import greedy
+from klero.sampling.maxima import reference
 from klero.testing import nasty_row, nasty_rows
 
 needs_numba = pytest.mark.skipif(not HAVE_NUMBA, reason="needs Numba")
@@ -25,10 +26,11 @@ def test_block_maxima_are_the_largest_keys_of_flushed_logits(size):
     for row in nasty_rows(80, size, 1, sound=True):
         maxima = np.empty(-(-size // BLOCK), np.int32)
         top, widest = block_maxima(row.view(np.int32), maxima)
+        expected, raw_top, raw_widest = reference.block_maxima(row, BLOCK)
+        assert maxima.tolist() == expected.tolist()
+        assert (top, widest) == (raw_top, raw_widest)
         keys = signed_keys(canonical(row))
-        assert maxima.tolist() == [keys[b * BLOCK : (b + 1) * BLOCK].max() for b in range(maxima.size)]
-        assert flush_key(top) == keys.max()
-        assert widest == row.view(np.uint32).max()
+        assert flush_key(top) == keys.max() == expected.max()
         assert lowest_id(row.view(np.int32), maxima, keys.max()) == int(np.argmax(keys))
         assert num_alive(row.view(np.int32), widest) == int((row > -np.inf).sum())
 

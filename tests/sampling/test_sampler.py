@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klero import LogitsError, SamplingParams, sample
+from klero import LogitsError, ParameterError, SamplingParams, sample
 from klero.batch import Slot
 from klero.errors import RequestError, SlotError
 from klero.finish import Finish
@@ -40,7 +40,7 @@ def test_tokens_equal_klero_sample_in_every_slot_and_order(order, seeds, backend
     slots = dict(zip(order, seated, strict=True))
     updates = one_step(sampler, [slots[i] for i in range(4)], logits)
     alone = sample(logits, params, positions=[1, 2, 3, 1], seeds=seeds, children=range(4), backend="reference")
-    assert [u.token_id for u in updates] == alone.token_ids.tolist()
+    assert [u.token_ids for u in updates] == [(t,) for t in alone.token_ids]
     for i in range(4):
         assert sampler.tokens(slots[i]).tolist() == [*prompts[i], alone.token_ids[i]]
 
@@ -90,7 +90,7 @@ def test_min_tokens_bans_on_its_row_alone():
     logits = np.zeros((2, 8), np.float32)
     logits[:, 7], logits[:, 3] = 2, 1
     before = logits.copy()
-    tokens = [[u.token_id for u in one_step(sampler, [a, b], logits)] for _ in range(3)]
+    tokens = [[u.token_ids[0] for u in one_step(sampler, [a, b], logits)] for _ in range(3)]
     assert tokens == [[3, 7], [3, 7], [7, 7]]
     assert np.array_equal(logits, before)
 
@@ -104,7 +104,7 @@ def test_a_ban_does_not_hide_a_bad_row(bad):
     logits = np.zeros((1, 8), np.float32)
     logits[0, 7] = bad
     (update,) = one_step(sampler, [a], logits)
-    assert update.token_id is None
+    assert update.token_ids == ()
     assert "NaN or +inf" in update.error
     assert sampler.tokens(a).tolist() == [1]
 
@@ -114,12 +114,78 @@ def test_bad_seats_and_logits_are_refused():
     for prompt in ([], [8], [-1], [[1]], [1.5]):
         with pytest.raises(RequestError, match="prompt_ids"):
             sampler.setup_step([Seat("a", HOT, prompt, 0)])
-    with pytest.raises(RequestError, match="33 tokens"):
+    with pytest.raises(RequestError, match="33 prompt tokens"):
         sampler.setup_step([Seat("a", HOT, [1] * 33, 0)])
     assert sampler.slots.num_free == 4
     (a,) = sampler.setup_step([Seat("a", HOT, [1], 0)])
     with pytest.raises(LogitsError, match="1 rows of 8"):
         sampler.sample_async(sampler.step_of([a]), np.zeros((1, 9), np.float32))
+
+
+def test_seats_are_taken_together_or_not_at_all():
+    sampler = make(num_slots=2)
+    good = Seat("good", HOT, [1], 0)
+    for bad, error in [
+        (Seat("bad", HOT, [], 0), RequestError),
+        (Seat("bad", HOT, [1], 2**64), ParameterError),
+        (Seat("bad", HOT, [1], None), ParameterError),
+        (Seat("bad", HOT, [1], 0, child=-1), ParameterError),
+    ]:
+        with pytest.raises(error):
+            sampler.setup_step([good, bad])
+    with pytest.raises(SlotError, match="3 sequences for 2 free slots"):
+        sampler.setup_step([good, good, good])
+    assert sampler.slots.num_free == 2
+
+
+def test_a_negative_seed_is_the_same_bits():
+    sampler = make()
+    sampler.setup_step([Seat("a", HOT, [1], -1)])
+    assert sampler.columns["seed"][0] == 2**64 - 1
+
+
+def test_a_step_serves_its_owners_once():
+    sampler = make()
+    logits = np.zeros((1, 8), np.float32)
+    (a,) = sampler.setup_step([Seat("a", HOT, [1], 0)])
+    stale = sampler.step_of([a])
+    sampler.release(a)
+    with pytest.raises(SlotError, match="is free"):
+        sampler.sample_async(stale, logits)
+    (b,) = sampler.setup_step([Seat("b", HOT, [2], 0)])
+    with pytest.raises(SlotError, match="belongs to 'b' now"):
+        sampler.sample_async(stale, logits)
+    step = sampler.step_of([b])
+    sampler.sample_async(step, logits)
+    with pytest.raises(SlotError, match="for position 1, and 2 comes next"):
+        sampler.sample_async(step, logits)
+    with pytest.raises(SlotError, match="twice"):
+        sampler.sample_async(sampler.step_of([b, b]), np.zeros((2, 8), np.float32))
+    assert len(sampler.tokens(b)) == 2
+
+
+def test_a_full_history_is_refused_before_anything_changes():
+    sampler = make()
+    a, b = sampler.setup_step([Seat("a", HOT, [1] * 32, 0), Seat("b", HOT, [1], 0)])
+    with pytest.raises(SlotError, match="max_len=32"):
+        sampler.sample_async(sampler.step_of([a, b]), np.zeros((2, 8), np.float32))
+    assert len(sampler.tokens(b)) == 1
+
+
+def test_rules_that_raise_end_their_sequence_alone():
+    class Broken:
+        def banned_ids(self):
+            return ()
+
+        def push(self, token_id):
+            raise ValueError("broken rules")
+
+    sampler = make()
+    a, b = sampler.setup_step([Seat("a", HOT, [1], 0, finish=Broken()), Seat("b", HOT, [1], 0)])
+    first, second = one_step(sampler, [a, b], np.zeros((2, 8), np.float32))
+    assert first.error == "ValueError: broken rules"
+    assert second.error is None
+    assert len(second.token_ids) == 1
 
 
 def test_a_step_without_rows():

@@ -37,7 +37,7 @@ class InputBatch:
 
     def fill(self, scheduled: Sequence[Scheduled]) -> StepArrays:
         """Fill the arrays of a step; views of the same memory each time."""
-        slots, computed, new, samples = (np.array(column, np.int32) for column in zip(*scheduled, strict=True))
+        slots, computed, new, samples = np.array(scheduled, np.int32).reshape(-1, 4).T
         num_seqs, num_tokens = len(slots), int(new.sum())
         starts = self._starts[: num_seqs + 1]
         np.cumsum(new, out=starts[1:])
@@ -45,10 +45,11 @@ class InputBatch:
         input_ids, positions = self._tokens[:, :num_tokens]
         np.add((computed - starts[:-1])[seq], np.arange(num_tokens, dtype=np.int32), out=positions)
         input_ids[:] = self._history.ids[slots[seq], positions]
-        tables = self._tables[:num_seqs]
         mapping = self._mapping[:num_tokens]
+        tables = self._tables[:num_seqs]
         if self._blocks is not None:
-            np.take(self._blocks.tables, slots, axis=0, out=tables)
+            tables = tables[:, : self._blocks.counts[slots].max(initial=0)]
+            tables[:] = self._blocks.tables[slots, : tables.shape[1]]
             self._map(slots[seq], positions, mapping)
         return StepArrays(
             input_ids, positions, mapping, starts, computed + new, tables, slots, starts[1:][samples > 0] - np.int64(1)

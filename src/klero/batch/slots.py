@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from klero.errors import SlotError
+from klero.errors import OptionError, SlotError
 
 
 @dataclass(frozen=True, order=True)
@@ -20,7 +20,7 @@ class Slots:
 
     def __init__(self, num_slots: int) -> None:
         if num_slots < 1:
-            raise ValueError(f"num_slots={num_slots}: must be >= 1")
+            raise OptionError(f"num_slots={num_slots}: must be >= 1")
         self.num_slots = num_slots
         self._free = list(range(num_slots))[::-1]
         self._turn = [0] * num_slots

@@ -18,7 +18,7 @@ app = typer.Typer(
     help="From logits to tokens: the same seed, the same text, whatever else is running.",
 )
 app.command()(generate)
-app.command()(explain)
+app.command(context_settings={"ignore_unknown_options": True})(explain)  # a row may begin with -1
 
 
 def _version(asked: bool) -> None:

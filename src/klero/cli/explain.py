@@ -10,7 +10,7 @@ import typer
 
 import klero
 from klero.cli import options as o
-from klero.errors import LogitsError
+from klero.errors import LogitsError, OptionError
 
 
 def explain(
@@ -24,17 +24,21 @@ def explain(
     child: Annotated[int, typer.Option(help="Index of the choice.")] = 0,
 ) -> None:
     """Follow one row of logits through every stage to its token."""
+    if seed is None and not o.params_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p).greedy:
+        raise OptionError("--seed must be given for a row that draws: any integer in [0, 2^64-1]")
     params = o.params_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     explanation = klero.explain(_row(logits), params, position=position, child=child)
     print(explanation)
-    print("kept:", " ".join(map(str, explanation.kept[:20])) + (" ..." if len(explanation.kept) > 20 else ""))
+    if not explanation.status:
+        print("kept:", " ".join(map(str, explanation.kept[:20])) + (" ..." if len(explanation.kept) > 20 else ""))
 
 
 def _row(given: str) -> Any:
     if given.endswith(".npy"):
         if not Path(given).is_file():
             raise LogitsError(f"logits {given}: there is no such file")
-        return np.load(given, allow_pickle=False)
+        row = np.load(given, allow_pickle=False)
+        return row.astype(np.float32) if row.dtype == np.float64 else row
     try:
         return np.array([float(text) for text in given.split(",")], np.float32)
     except ValueError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
@@ -11,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from klero.cli import options as o
-from klero.errors import ParameterError, RequestError
-from klero.params import SamplingParams
+from klero.errors import KleroError, ParameterError, RequestError
+from klero.params import SamplingParams, seed_bits
 from klero.params.aliases import resolve_aliases
 
 PROMPT_FIELDS = ("prompt", "prompt_token_ids")
@@ -55,6 +56,8 @@ def generate(
 
     from klero.engine import LLM, Progress
 
+    print(f"loading {model} ...", file=sys.stderr)
+    begin = time.perf_counter()
     llm = LLM(model, dtype=dtype, max_num_seqs=max_num_seqs)
     start = time.perf_counter()
     with tqdm(total=len(asked), unit="request", disable=not sys.stderr.isatty(), leave=False) as bar:
@@ -68,7 +71,8 @@ def generate(
     for output in outputs:
         (_print_json if as_json else _print_text)(output)
     num_tokens = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
-    print(f"{num_tokens} tokens in {seconds:.2f} s: {num_tokens / seconds:.1f} tokens/s", file=sys.stderr)
+    speed = f"{num_tokens} tokens in {seconds:.2f} s: {num_tokens / seconds:.1f} tokens/s"
+    print(f"{speed} (and {start - begin:.1f} s to load the model)", file=sys.stderr)
 
 
 def _requests(
@@ -83,19 +87,34 @@ def _requests(
     if file != "-" and not path.is_file():
         raise RequestError(f"--file {file}: there is no such file")
     lines = (sys.stdin.read() if file == "-" else path.read_text(encoding="utf-8")).splitlines()
-    pairs = [_of_line(i, line, common) for i, line in enumerate(lines, 1) if line.strip()]
+    pairs, faults = [], []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                pairs.append(_of_line(line, _spread(common, len(pairs) + len(faults))))
+            except KleroError as error:
+                faults.append(f"line {number}: {error}")
+    if faults:
+        raise RequestError("\n       ".join(faults))
     return [prompt for prompt, _ in pairs], [params for _, params in pairs]
 
 
-def _of_line(number: int, line: str, common: SamplingParams) -> tuple[Any, SamplingParams]:
+def _spread(common: SamplingParams, k: int) -> SamplingParams:
+    """The options for the k-th prompt: one --seed is spread over the prompts, as `LLM.generate` does."""
+    return common if common.seed is None else dataclasses.replace(common, seed=seed_bits(seed_bits(common.seed) + k))
+
+
+def _of_line(line: str, common: SamplingParams) -> tuple[Any, SamplingParams]:
     try:
         fields = json.loads(line)
     except json.JSONDecodeError as error:
-        raise RequestError(f"line {number}: not JSON ({error})") from None
+        raise RequestError(f"not JSON ({error})") from None
     given = [name for name in PROMPT_FIELDS if isinstance(fields, dict) and name in fields]
     if len(given) != 1:
-        raise RequestError(f"line {number}: must be an object with one of {' or '.join(PROMPT_FIELDS)}")
+        raise RequestError(f"must be an object with one of {' or '.join(PROMPT_FIELDS)}")
     prompt = fields.pop(given[0])
+    if given == ["prompt"] and not isinstance(prompt, str):
+        raise RequestError(f"prompt={prompt!r}: must be a text; ids go into prompt_token_ids")
     fields, faults = resolve_aliases(fields)
     if faults:
         raise ParameterError(faults)

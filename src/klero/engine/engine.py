@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from klero.batch import Blocks, InputBatch
+from klero.batch import Blocks, InputBatch, Step
 from klero.engine.models.protocol import Model
 from klero.engine.outputs import RequestOutput
 from klero.engine.request import Choice, Limits, Request, admit
 from klero.engine.scheduler import Planned, Scheduler
 from klero.engine.seeds import SeedSource
-from klero.errors import RequestError
+from klero.errors import KleroError, OptionError, RequestError
 from klero.finish import FinishReason, TokenBytes
 from klero.params import SamplingParams, seed_bits
-from klero.sampling.sampler import Sampler, Seat, Update
+from klero.sampling.sampler import Sampler, Seat, TokenUpdate
 
 
 class Engine:
@@ -23,7 +23,7 @@ class Engine:
     model: see `klero.engine.models.protocol.Model`. vocabulary: bytes of tokens, None for ids only. max_num_seqs:
     sequences at a time. max_num_batched_tokens: tokens a step computes. block_size, num_blocks: the paged KV cache;
     num_blocks=None takes what `default_num_blocks` says. seed: makes the seeds of requests that bring none; None: the
-    operating system.
+    operating system. max_model_len: a context shorter than the model's own.
     """
 
     def __init__(
@@ -36,20 +36,23 @@ class Engine:
         block_size: int = 16,
         num_blocks: int | None = None,
         seed: int | None = None,
+        max_model_len: int | None = None,
     ) -> None:
         _check_sizes(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, block_size=block_size)
         if num_blocks is not None:
             _check_sizes(num_blocks=num_blocks)
         self.model, self.vocabulary = model, vocabulary
         self.seeds = SeedSource(seed)
-        self.sampler = Sampler(num_slots=max_num_seqs, vocab_size=model.vocab_size, max_len=model.max_model_len)
+        self.max_model_len = _context(model, max_model_len)
+        self.sampler = Sampler(num_slots=max_num_seqs, vocab_size=model.vocab_size, max_len=self.max_model_len)
         self.blocks: Blocks | None = None
         if model.uses_blocks:
-            num_blocks = default_num_blocks(model, block_size, max_num_seqs) if num_blocks is None else num_blocks
-            self.blocks = Blocks(num_blocks, block_size, max_num_seqs, model.max_model_len)
+            if num_blocks is None:
+                num_blocks = default_num_blocks(model, block_size, max_num_seqs, self.max_model_len)
+            self.blocks = Blocks(num_blocks, block_size, max_num_seqs, self.max_model_len)
             model.allocate(num_blocks, block_size)
         capacity = None if self.blocks is None else self.blocks.num_blocks * block_size
-        self.limits = Limits(model.vocab_size, model.max_model_len, capacity, tuple(model.end_token_ids))
+        self.limits = Limits(model.vocab_size, self.max_model_len, capacity, tuple(model.end_token_ids))
         self.batch = InputBatch(max_num_seqs, max_num_batched_tokens, self.sampler.history, self.blocks)
         self.scheduler = Scheduler(
             max_num_seqs, max_num_batched_tokens, self.blocks, seat=self._seat, forget=self._forget
@@ -97,23 +100,26 @@ class Engine:
         """Run one step: schedule, forward, sample, finish. Returns the requests that finished in it."""
         planned = self.scheduler.schedule()
         if not planned:
+            if self._requests:
+                raise KleroError(f"{len(self._requests)} requests are unfinished and none can run; abort them")
             return []
         logits = self.model.forward(self.batch.fill([plan.scheduled for plan in planned]))
-        self._count(planned)
-        sampled = [plan.choice.slot for plan in planned if plan.scheduled.samples and plan.choice.slot is not None]
-        state = self.sampler.sample_async(self.sampler.step_of(sampled), logits)
+        state = self.sampler.sample_async(self._step_of(planned), logits)
+        for choice, scheduled in planned:  # only now: a step that failed can be run again
+            choice.num_computed += scheduled.num_new
         return self._finish(self.sampler.update_requests(state))
 
-    def _count(self, planned: list[Planned]) -> None:
-        for choice, scheduled in planned:
-            choice.num_computed += scheduled.num_new
+    def _step_of(self, planned: list[Planned]) -> Step:
+        """The rows of the sequences that reach the end of what they have."""
+        slots = [choice.slot for choice, scheduled in planned if scheduled.samples and choice.slot is not None]
+        return self.sampler.step_of(slots)
 
-    def _finish(self, updates: list[Update]) -> list[RequestOutput]:
+    def _finish(self, updates: list[TokenUpdate]) -> list[RequestOutput]:
         """End the choices that are done, and hand out the requests whose choices all are."""
         ended = []
         for update in updates:
             choice = self._choice_of_slot[update.slot.index]
-            self.num_generated += update.token_id is not None
+            self.num_generated += len(update.token_ids)
             if update.error is not None:
                 choice.finished = choice.finish.end(FinishReason.ERROR, update.error)
             elif update.finished is not None:
@@ -147,14 +153,24 @@ class Engine:
             choice.slot = None
 
 
-def default_num_blocks(model: Model, block_size: int, max_num_seqs: int) -> int:
+def default_num_blocks(model: Model, block_size: int, max_num_seqs: int, max_model_len: int) -> int:
     """Blocks for max_num_seqs full contexts, or what 4 GiB hold if that is less; always enough for one context."""
-    of_context = -(-model.max_model_len // block_size)
+    of_context = -(-max_model_len // block_size)
     bytes_per_block = max(1, model.bytes_per_block(block_size))
     return max(of_context, min(of_context * max_num_seqs, 4 * 2**30 // bytes_per_block))
+
+
+def _context(model: Model, asked: int | None) -> int:
+    """The context length: the model's own, or a shorter one that was asked for."""
+    if asked is None:
+        return model.max_model_len
+    _check_sizes(max_model_len=asked)
+    if asked > model.max_model_len:
+        raise OptionError(f"max_model_len={asked}: the model's context is {model.max_model_len}; ask for no more")
+    return asked
 
 
 def _check_sizes(**sizes: Any) -> None:
     for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={value!r}: must be an integer >= 1")
+            raise OptionError(f"{name}={value!r}: must be an integer >= 1")

@@ -12,7 +12,7 @@ import numpy as np
 
 from klero.engine.engine import Engine
 from klero.engine.outputs import Progress, RequestOutput
-from klero.errors import RequestError
+from klero.errors import OptionError, RequestError
 from klero.finish import TokenBytes
 from klero.params import SamplingParams, seed_bits
 from klero.sampling.stateless import warm_up
@@ -45,11 +45,13 @@ class LLM:
         seed: int | None = None,
     ) -> None:
         if hasattr(model, "forward") and hasattr(model, "bytes_per_block"):
+            if dtype != "auto":
+                raise OptionError(f"dtype={dtype!r}: a Model object has its own dtype; leave it at 'auto'")
             loaded, own_tokenizer = model, getattr(model, "tokenizer", None)
         else:
             from klero.engine.models.load import load_model
 
-            loaded, own_tokenizer = load_model(model, dtype=dtype, max_model_len=max_model_len)
+            loaded, own_tokenizer = load_model(model, dtype=dtype)
         self.tokenizer = tokenizer if tokenizer is not None else own_tokenizer
         vocabulary = getattr(loaded, "vocabulary", None)
         if self.tokenizer is not None:
@@ -62,11 +64,13 @@ class LLM:
             block_size=block_size,
             num_blocks=num_blocks,
             seed=seed,
+            max_model_len=max_model_len,
         )
         self._ids = itertools.count()
         self._lock = threading.Lock()  # one generate at a time: each takes every output of a step
-        dtype_of_logits = str(getattr(getattr(loaded, "module", None), "dtype", "float32"))
-        warm_up(np.uint16 if "bfloat16" in dtype_of_logits else np.float32)
+        warm_up(np.float32)
+        if "bfloat16" in str(getattr(getattr(loaded, "module", None), "dtype", "")):
+            warm_up(np.uint16)
 
     def generate(
         self,
@@ -86,27 +90,34 @@ class LLM:
         names = [f"request-{next(self._ids)}" for _ in listed]
         with self._lock:
             try:
-                for name, prompt, one in zip(names, listed, _params_of(params, len(listed)), strict=True):
-                    text = prompt if isinstance(prompt, str) else None
-                    self.engine.add_request(name, self._encode(prompt), one, prompt=text)
+                self._add(names, listed, _params_of(params, len(listed)))
                 return self._run(names, progress)
             except BaseException:
                 for name in names:
                     self.engine.discard(name)
                 raise
 
+    def _add(self, names: list[str], prompts: list[Prompt], params: list[SamplingParams]) -> None:
+        for i, (name, prompt, one) in enumerate(zip(names, prompts, params, strict=True)):
+            text = prompt if isinstance(prompt, str) else None
+            try:
+                self.engine.add_request(name, self._encode(prompt), one, prompt=text)
+            except RequestError as error:
+                raise RequestError(f"prompts[{i}]: {error}") from None
+
     def _run(self, names: list[str], progress: Callable[[Progress], None] | None) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
-        before = self.engine.num_generated
+        before, mine = self.engine.num_generated, set(names)
         while len(outputs) < len(names):
-            outputs |= {output.request_id: output for output in self.engine.step()}
+            # outputs of requests that the caller added to the engine himself are not for this call
+            outputs |= {output.request_id: output for output in self.engine.step() if output.request_id in mine}
             if progress is not None:
                 progress(Progress(len(outputs), len(names), self.engine.num_generated - before))
         return [outputs[name] for name in names]
 
     def _encode(self, prompt: Prompt) -> Sequence[int]:
         if not isinstance(prompt, str):
-            return list(prompt)
+            return _ids(prompt)
         if self.tokenizer is None:
             raise RequestError("a prompt in text needs a tokenizer; pass token ids, or LLM(tokenizer=...)")
         return list(self.tokenizer.encode(prompt))
@@ -116,10 +127,17 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many, as a list."""
     if isinstance(prompts, str):
         return [prompts]
-    listed: list[Any] = list(prompts)
+    listed: list[Any] = _ids(prompts)
     if listed and all(hasattr(item, "__index__") for item in listed):
         return [listed]
     return listed
+
+
+def _ids(prompt: Any) -> list[Any]:
+    """The entries of a list, a tuple or an array."""
+    if isinstance(prompt, dict | bytes) or not hasattr(prompt, "__iter__"):
+        raise RequestError(f"prompt {prompt!r}: must be a text or a list of token ids")
+    return list(prompt)
 
 
 def _params_of(
@@ -133,6 +151,8 @@ def _params_of(
             return [params] * num_prompts
         base = seed_bits(params.seed)
         return [dataclasses.replace(params, seed=seed_bits(base + i)) for i in range(num_prompts)]
+    if isinstance(params, dict) or not all(isinstance(one, SamplingParams) for one in params):
+        raise RequestError("params: must be SamplingParams, or a list of them; SamplingParams.from_dict reads a mapping")
     if len(params) != num_prompts:
         raise RequestError(f"params: {len(params)} for {num_prompts} prompts; give one for all, or one for each")
     return list(params)

@@ -14,15 +14,17 @@ from klero.params import SamplingParams
 
 @dataclass(eq=False)
 class Choice:
-    """One sequence of a request: child `index` of n. arrival: its place in the order of arrival.
+    """One sequence of a request: child `index` of n.
 
-    slot: None while it waits for a seat. num_computed: tokens whose K/V is cached; 0 again after a preemption.
+    arrival: its place in the order of arrival. running: it takes part in steps; else it waits. slot: None until it
+    has been seated. num_computed: tokens whose K/V is cached; 0 again after a preemption.
     """
 
     request: Request
     index: int
     finish: Finish
     arrival: int = 0
+    running: bool = False
     slot: Slot | None = None
     num_computed: int = 0
     finished: Finished | None = None
@@ -40,35 +42,28 @@ class Choice:
 
 @dataclass(eq=False)
 class Request:
-    """What a client asked. seed: resolved at admission, 0 .. 2^64-1."""
+    """What a client asked. seed: resolved at admission, 0 .. 2^64-1. echo: the prompt's text, where asked for."""
 
     request_id: str
     prompt: str | None
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     seed: int
-    vocabulary: TokenBytes | None
+    echo: str = ""
     choices: list[Choice] = field(default_factory=list)
 
     def output(self) -> RequestOutput:
         """The answer, once every choice has finished."""
-        echo = self._echo()
-        outputs = tuple(self._completion(choice, echo) for choice in self.choices)
+        outputs = tuple(self._completion(choice) for choice in self.choices)
         return RequestOutput(self.request_id, self.prompt, self.prompt_ids, outputs)
 
-    def _completion(self, choice: Choice, echo: str) -> CompletionOutput:
+    def _completion(self, choice: Choice) -> CompletionOutput:
         end, finish = choice.finished, choice.finish
         assert end is not None, f"{choice.owner} has not finished"
-        text = echo + finish.text if self.params.detokenize else ""
+        text = self.echo + finish.text if self.params.detokenize else ""
         return CompletionOutput(
             choice.index, text, finish.token_ids, str(end.reason), end.stop_reason, self.seed, end.message
         )
-
-    def _echo(self) -> str:
-        """The prompt's text, where it was asked for."""
-        if not (self.params.echo and self.params.detokenize) or self.vocabulary is None:
-            return ""
-        return text_of_prompt(self.vocabulary, self.params, self.prompt_ids)
 
 
 @dataclass(frozen=True)
@@ -96,7 +91,8 @@ def admit(
     ids = _checked_prompt(request_id, prompt_ids, limits)
     _check_ids(params, limits.vocab_size)
     max_tokens = _room(request_id, len(ids), params, limits)
-    request = Request(request_id, prompt, ids, params, seed, vocabulary)
+    echo = text_of_prompt(vocabulary, params, ids) if vocabulary is not None and params.echo else ""
+    request = Request(request_id, prompt, ids, params, seed, echo)
     for index in range(params.n):
         finish = Finish(
             params, end_token_ids=limits.end_token_ids, prompt_ids=ids, vocabulary=vocabulary, max_tokens=max_tokens

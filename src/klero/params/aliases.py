@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -26,6 +27,11 @@ ALIASES: dict[str, str] = {
     "include_stop_str": "include_stop_str_in_output",
     "no_stop_trim": "include_stop_str_in_output",  # SGLang
 }
+
+RESERVED = frozenset(
+    ["top_p_decay", "top_p_min", "top_p_reset_id", "logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "prompt_ignore_length", "bad_words", "bad_token_ids", "no_repeat_ngram_size", "allowed_token_ids", "logprobs", "prompt_logprobs", "logprobs_mode", "logprob_token_ids", "return_context_logits", "return_generation_logits", "use_beam_search", "beam_width", "beam_width_array", "length_penalty", "early_stopping", "beam_search_diversity_rate", "return_kept", "return_probs", "filters", "json", "regex", "choice", "grammar", "json_object", "structural_tag", "thinking_token_budget", "logits_processors"]
+)
+"""Fields of later versions: absent until they work, and known by name, so that the error can say so."""
 
 
 def resolve_aliases(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
@@ -52,8 +58,7 @@ def accepts_aliases(cls: type[T]) -> type[T]:
     def init(self: T, **given: Any) -> None:
         fields, faults = resolve_aliases(given)
         unknown = [name for name in fields if name not in known]
-        rule = "is not a field of SamplingParams"
-        faults += [Fault(name, fields.pop(name), rule + _nearest(name, known)) for name in unknown]
+        faults += [Fault(name, fields.pop(name), _rule_of_unknown(name, known)) for name in unknown]
         object.__setattr__(self, "_faults", faults)
         generated(self, **fields)
 
@@ -61,8 +66,8 @@ def accepts_aliases(cls: type[T]) -> type[T]:
     return cls
 
 
-def _nearest(name: str, known: tuple[str, ...]) -> str:
-    import difflib
-
+def _rule_of_unknown(name: str, known: tuple[str, ...]) -> str:
+    if name in RESERVED:
+        return "is not supported yet; docs/rules.md lists what is reserved for later versions"
     close = difflib.get_close_matches(name, [*known, *ALIASES], n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    return "is not a field of SamplingParams" + (f"; did you mean {close[0]}?" if close else "")

@@ -31,7 +31,8 @@ class Stage:
 class Explanation:
     """What happened to one row.
 
-    kept: ids that survived, ascending; token: the drawn id, -1 if none; status as in Sampled.
+    kept: ids that survived, ascending; token: the drawn id, -1 if none; status as in Sampled. seed:
+    None for a greedy row that was given none.
     mass of a stage: the probability of the tokens left, at the row's temperature, in [0, 1]. `print` shows a table.
     """
 
@@ -39,16 +40,17 @@ class Explanation:
     kept: npt.NDArray[np.int64]
     stages: tuple[Stage, ...]
     status: int
-    seed: int
+    seed: int | None
     position: int
     child: int
 
     def __str__(self) -> str:
-        lines = [f"{'stage':<12} {'tokens':>8} {'mass':>9}"]
+        lines = [f"{'stage':<12} {'tokens':>8} {'mass':>9}"] if self.stages else []
         lines += [f"{stage.name:<12} {stage.tokens:>8} {stage.mass:>9.6f}" for stage in self.stages]
         end = {BAD: "error: NaN or +inf in the row", EMPTY: "error: every token is -inf"}
         what = end.get(self.status, f"token {self.token}")
-        return "\n".join([*lines, f"-> {what}   seed {self.seed}, position {self.position}, child {self.child}"])
+        seed = "no seed" if self.seed is None else f"seed {self.seed}"
+        return "\n".join([*lines, f"-> {what}   {seed}, position {self.position}, child {self.child}"])
 
 
 def explain(
@@ -64,7 +66,7 @@ def explain(
         raise ParameterError([Fault("logits_row", raw.shape, "must be one row [V]")])
     bits = _one_seed(params, seed)
     positions, children = counters("position", position, 1), counters("child", child, 1)
-    drawn = sample_row(raw[0], params.row, bits, int(positions[0]), int(children[0]))
+    drawn = sample_row(raw[0], params.row, bits or 0, int(positions[0]), int(children[0]))
     return Explanation(
         drawn.token, np.sort(drawn.kept), _stages(raw[0], params, drawn), drawn.status, bits, position, child
     )
@@ -76,13 +78,13 @@ def _row(logits_row: Any) -> Any:
     return logits_row[None] if logits_row.ndim == 1 else logits_row
 
 
-def _one_seed(params: SamplingParams, seed: int | None) -> int:
+def _one_seed(params: SamplingParams, seed: int | None) -> int | None:
     if seed is not None and params.seed is not None:
         raise ParameterError([Fault("seed", seed, "stands beside a seed in params; give one of them")])
     given = params.seed if seed is None else check_seed("seed", seed)
     if given is None and not params.greedy:
         raise ParameterError([Fault("seed", seed, "must be given, here or in params, for a row that draws")])
-    return seed_bits(given or 0)
+    return None if given is None else seed_bits(given)
 
 
 def _stages(raw: npt.NDArray[np.float32], params: SamplingParams, drawn: Any) -> tuple[Stage, ...]:

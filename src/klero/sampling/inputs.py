@@ -53,7 +53,7 @@ def _readable(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     elif name == "float16":
         return np.ascontiguousarray(rows, dtype=np.float32)
     elif name not in ("float32", "uint16"):
-        raise LogitsError(f"logits of dtype {name}: must be float32, float16 or bfloat16 (uint16: bfloat16 bits)")
+        raise LogitsError(f"logits of dtype {name}: must be float32, float16 or bfloat16; cast it (uint16 is bfloat16's bits)")
     return np.ascontiguousarray(rows, dtype=rows.dtype.newbyteorder("="))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -11,11 +12,11 @@ import numpy.typing as npt
 
 from klero.batch import Column, Columns, History, Slot, Slots, Step
 from klero.device import Backend, choose_backend
-from klero.errors import KleroError, LogitsError, RequestError
-from klero.params import NEUTRAL, ROW_DTYPE, SamplingParams
+from klero.errors import Fault, LogitsError, ParameterError, RequestError, SlotError
+from klero.params import NEUTRAL, ROW_DTYPE, SamplingParams, check_seed, seed_bits
 from klero.rewrite import Bans, rewrite_rows
 from klero.sampling.inputs import Logits, as_float32, read_logits
-from klero.sampling.stateless import Sampled, run
+from klero.sampling.stateless import Sampled, counters, run
 from klero.sampling.status import BAD, NO_TOKEN, OK, message
 
 
@@ -31,9 +32,10 @@ class FinishRules(Protocol):
 
 @dataclass(frozen=True)
 class Seat:
-    """A sequence that is to take a slot. seed: 0 .. 2^64-1; child: index of the choice; owner: a name for messages.
+    """A sequence that is to take a slot.
 
-    finish: decides the end and bans ids until min_tokens; None: the caller ends the sequence by releasing the slot.
+    owner: a name for messages. seed: as in SamplingParams, but given. child: index of the choice. finish: decides the
+    end and bans ids until min_tokens; None: the caller ends the sequence by releasing the slot.
     """
 
     owner: str
@@ -44,11 +46,11 @@ class Seat:
     finish: FinishRules | None = None
 
 
-class Update(NamedTuple):
-    """What one row brought its sequence: the token (None if the row failed), the end (or None), an error's message."""
+class TokenUpdate(NamedTuple):
+    """What a step brought one sequence: its new tokens, the end (or None), the message of an error (or None)."""
 
     slot: Slot
-    token_id: int | None
+    token_ids: tuple[int, ...]
     finished: Any
     error: str | None = None
 
@@ -58,12 +60,10 @@ class SampleState:
     """One sampling, between `sample_async` and `update_requests`.
 
     device: `Sampled`, arrays where the logits live. host: the same as NumPy; on the CPU the same memory, elsewhere a
-    copy that was started and not awaited. slots: the owner of each row when it was sampled. bans: the rule per
-    rewritten row.
+    copy that was started and not awaited. bans: what was banned, by row, where anything was.
     """
 
     step: Step
-    slots: tuple[Slot, ...]
     device: Sampled
     host: Sampled
     bans: dict[int, Bans]
@@ -91,19 +91,27 @@ class Sampler:
         self._held: dict[int, tuple[Slot, FinishRules | None]] = {}
 
     def setup_step(self, scheduled: Iterable[Seat]) -> list[Slot]:
-        """Seat new sequences: parameters, seed, history, finish rules. After scheduling, before the forward."""
-        return [self._seat(seat) for seat in scheduled]
+        """Seat new sequences: parameters, seed, history, finish rules. After scheduling, before the forward.
+
+        All or none: RequestError, ParameterError or SlotError leave the sampler as it was.
+        """
+        seats = [self._checked(seat) for seat in scheduled]
+        if len(seats) > self.slots.num_free:
+            raise SlotError(f"{len(seats)} sequences for {self.slots.num_free} free slots; release some first")
+        return [self._seat(seat) for seat in seats]
 
     def step_of(self, slots: Sequence[Slot]) -> Step:
         """Build the Step that gives each of these sequences, in this order, its next token."""
         indices = np.array([self.slots.check(slot) for slot in slots], np.int32)
-        return Step.one_row_each(indices, self.history.lengths[indices], self.columns["child"][indices])
+        return Step.one_row_each(slots, self.history.lengths[indices], self.columns["child"][indices])
 
     def sample_async(self, step: Step, logits: Any) -> SampleState:
         """Sample every row and append its token to its history. After the forward; nothing here waits for the host.
 
         logits: [R, V] as for `klero.sample`, row r for step.slot_of_row[r]. On the CPU the work is done on return.
+        SlotError for a step that is not of now (a slot released since, or sampled since); LogitsError; nothing changed.
         """
+        self._check(step)
         read = self._read(step, logits)
         bans = self._bans(step)
         plain = np.array([r for r in range(step.num_rows) if r not in bans], np.int64)
@@ -116,24 +124,19 @@ class Sampler:
         self.history.append(step.slot_of_row[drawn], token_ids[drawn])
         host = Sampled(token_ids, status, num_kept, seeds)
         device = Sampled(*(read.home(array) for array in (token_ids, status, num_kept, seeds)))
-        return SampleState(step, tuple(self._held[int(i)][0] for i in step.slot_of_row), device, host, bans)
+        return SampleState(step, device, host, bans)
 
-    def update_requests(self, state: SampleState) -> list[Update]:
-        """Bring the tokens to their sequences and decide which are finished.
+    def update_requests(self, state: SampleState) -> list[TokenUpdate]:
+        """Bring the tokens to their sequences and decide which are finished; one update for each.
 
-        A row whose slot was released since it was sampled belongs to nobody: it is dropped.
+        A sequence whose slot was released since it was sampled has left: its rows are dropped.
         """
+        starts = state.step.row_starts.tolist()
         updates = []
-        for r, slot in enumerate(state.slots):
+        for slot, begin, end in zip(state.step.slots, starts[:-1], starts[1:], strict=True):
             held, finish = self._held.get(slot.index, (None, None))
-            if held != slot:
-                continue
-            token_id, status = int(state.host.token_ids[r]), int(state.host.status[r])
-            if status != OK:
-                rules = [state.bans[r].rule] if r in state.bans else []
-                updates.append(Update(slot, None, None, message(status, int(state.step.position_of_row[r]), rules)))
-            else:
-                updates.append(_bring(slot, token_id, finish))
+            if held == slot:
+                updates.append(self._bring(state, slot, finish, range(begin, end)))
         return updates
 
     def tokens(self, slot: Slot) -> npt.NDArray[np.int32]:
@@ -147,21 +150,44 @@ class Sampler:
         self.history.reset(slot.index)
         del self._held[slot.index]
 
-    def _seat(self, seat: Seat) -> Slot:
+    def _checked(self, seat: Seat) -> Seat:
+        """The seat with its seed as bits and its prompt as an array, if it can be seated."""
         prompt = np.asarray(seat.prompt_ids)
         if prompt.ndim != 1 or prompt.size == 0 or prompt.dtype.kind not in "iu":
             raise RequestError(f"{seat.owner}: prompt_ids must be a non-empty list of token ids")
         if prompt.min() < 0 or prompt.max() >= self.vocab_size:
             raise RequestError(f"{seat.owner}: prompt_ids must be in [0, {self.vocab_size - 1}], the logits width")
+        if prompt.size > self.history.max_len:
+            raise RequestError(f"{seat.owner}: {prompt.size} prompt tokens: the history holds {self.history.max_len}")
+        (child,) = counters("child", seat.child, 1)
+        seed = check_seed("seed", seat.seed)
+        if seed is None:
+            raise ParameterError([Fault("seed", None, "must be given: the engine draws one at admission")])
+        return dataclasses.replace(seat, prompt_ids=prompt, seed=seed_bits(seed), child=int(child))
+
+    def _seat(self, seat: Seat) -> Slot:
         slot = self.slots.take(seat.owner)
-        try:
-            self.history.start(slot.index, prompt)
-        except RequestError:
-            self.slots.release(slot)
-            raise
+        self.history.start(slot.index, seat.prompt_ids)
         self.columns.write(slot.index, row=np.array(seat.params.row, ROW_DTYPE), seed=seat.seed, child=seat.child)
         self._held[slot.index] = (slot, seat.finish)
         return slot
+
+    def _check(self, step: Step) -> None:
+        """Refuse a step whose slots have other owners by now, or that is not the next of each of them."""
+        for slot in step.slots:
+            self.slots.check(slot)
+        if len(set(step.slots)) != len(step.slots):
+            raise SlotError("a step has the same slot twice; give each sequence one place in it")
+        lengths = self.history.lengths[step.slot_of_row]
+        if np.any(lengths != step.position_of_row):
+            r = int(np.argmax(lengths != step.position_of_row))
+            raise SlotError(
+                f"slot {step.slot_of_row[r]}: the step is for position {step.position_of_row[r]}, "
+                f"and {lengths[r]} comes next; build a new one with step_of"
+            )
+        if np.any(lengths >= self.history.max_len):
+            full = int(step.slot_of_row[np.argmax(lengths)])
+            raise SlotError(f"slot {full}: its history holds max_len={self.history.max_len} tokens; release it")
 
     def _read(self, step: Step, logits: Any) -> Logits:
         read = read_logits(logits)
@@ -196,10 +222,20 @@ class Sampler:
             result[bad] = failed
             array[chosen] = result
 
-
-def _bring(slot: Slot, token_id: int, finish: FinishRules | None) -> Update:
-    """Push one token; a token that the finish rules cannot take is this sequence's error alone."""
-    try:
-        return Update(slot, token_id, finish.push(token_id) if finish else None)
-    except KleroError as error:
-        return Update(slot, token_id, None, str(error))
+    def _bring(self, state: SampleState, slot: Slot, finish: FinishRules | None, rows: range) -> TokenUpdate:
+        """Push the tokens of one sequence; what goes wrong in it is its own error alone."""
+        token_ids: list[int] = []
+        for r in rows:
+            status = int(state.host.status[r])
+            if status != OK:
+                rules = [state.bans[r].rule] if r in state.bans else []
+                error = message(status, int(state.step.position_of_row[r]), rules)
+                return TokenUpdate(slot, tuple(token_ids), None, error)
+            token_ids.append(int(state.host.token_ids[r]))
+            try:
+                finished = finish.push(token_ids[-1]) if finish else None
+            except Exception as error:  # a tokenizer or a caller's rules may raise anything; the neighbours go on
+                return TokenUpdate(slot, tuple(token_ids), None, f"{type(error).__name__}: {error}")
+            if finished is not None:
+                return TokenUpdate(slot, tuple(token_ids), finished)
+        return TokenUpdate(slot, tuple(token_ids), None)

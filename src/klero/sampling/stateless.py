@@ -95,7 +95,7 @@ def run(
     def work(begin: int, end: int) -> None:
         kernel(bits, which[begin:end], params, seeds, positions, children, *out)
 
-    with first_use:
+    with first_use(bits.dtype.name):
         over_rows(work, len(which), num_threads())
     return out
 
@@ -109,7 +109,8 @@ def rows_of(params: SamplingParams | Sequence[SamplingParams], num_rows: int) ->
     """The row parameters of R rows from one SamplingParams or R of them."""
     if isinstance(params, SamplingParams):
         return [params.row] * num_rows
-    if len(params) != num_rows or not all(isinstance(p, SamplingParams) for p in params):
+    listed = isinstance(params, Sequence) and all(isinstance(p, SamplingParams) for p in params)
+    if not listed or len(params) != num_rows:
         fault = Fault("params", params, f"must be one SamplingParams, or as many as there are rows ({num_rows})")
         raise ParameterError([fault])
     return [p.row for p in params]
@@ -140,7 +141,7 @@ def counters(name: str, given: Any, num_rows: int) -> npt.NDArray[np.uint32]:
     if type(given) is int and 0 <= given < 2**32:
         return np.full(num_rows, given, np.uint32)
     array = np.asarray(given)
-    fault = Fault(name, given, f"must be an integer >= 0, or one for each of the {num_rows} rows")
+    fault = Fault(name, given, f"must be an integer in [0, 2^32-1], or one for each of the {num_rows} rows")
     if array.dtype == object or array.dtype.kind not in "iu" or array.shape not in ((), (num_rows,)):
         if not (array.size == 0 and num_rows == 0):
             raise ParameterError([fault])

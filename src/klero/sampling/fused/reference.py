@@ -12,6 +12,7 @@ from klero.lots.mass import canonical, scaled, weights
 from klero.params import RowParams
 from klero.sampling.draw import draw
 from klero.sampling.filters import cuts, total_order
+from klero.sampling.greedy import greedy
 from klero.sampling.status import BAD, EMPTY, NO_TOKEN, OK
 
 
@@ -39,7 +40,7 @@ def sample_row(
     if len(order) == 0:
         return DrawnRow(EMPTY, NO_TOKEN, NOTHING)
     if row.greedy:
-        return DrawnRow(OK, int(order[0]), order[:1], (("greedy", 1),))
+        return DrawnRow(OK, greedy(logits), order[:1], (("greedy", 1),))
     s = scaled(logits[order], logits[order[0]], np.float32(row.reciprocal))
     stages = tuple(cuts(weights(s), row, len(logits)))
     kept = order[: stages[-1][1]] if stages else order

@@ -2,5 +2,5 @@
 
 block_maxima(row [V], maxima int32 [B]) fills the largest ordered key of each block of BLOCK tokens (tiny values already
 +0) and returns (largest key of the row unflushed, largest raw bits as unsigned). NaN of either sign, +inf and -inf are
-read off these two. Both results and `maxima` merge by maximum. Agreement: *bits*.
+read off these two. Both results and `maxima` merge by maximum. Agreement of kernel and reference: *bits*.
 """
