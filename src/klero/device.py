@@ -122,8 +122,12 @@ def over_rows(work: Callable[[int, int], None], num_rows: int, threads: int, *, 
         work(0, num_rows)
         return
     bounds = [num_rows * i // parts for i in range(parts + 1)]
-    executor = _pool.executor(threads)
-    others = [executor.submit(work, bounds[i], bounds[i + 1]) for i in range(1, parts)]
+    try:
+        executor = _pool.executor(threads)
+        others = [executor.submit(work, bounds[i], bounds[i + 1]) for i in range(1, parts)]
+    except RuntimeError:  # the interpreter is shutting down and starts no threads any more
+        work(0, num_rows)
+        return
     work(bounds[0], bounds[1])
     for other in others:
         other.result()

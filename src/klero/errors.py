@@ -34,7 +34,10 @@ class Fault:
     rule: str
 
     def __str__(self) -> str:
-        shown = repr(self.value)
+        try:
+            shown = repr(self.value)
+        except Exception:  # a value that cannot even be shown (an integer of 5000 digits) must not hide its fault
+            shown = f"<{type(self.value).__name__}>"
         if len(shown) > 80:
             shown = shown[:77] + "..."
         return f"{self.field}={shown}: {self.rule}"
@@ -86,7 +89,7 @@ class MissingExtra(KleroError, ImportError):
 
     def __init__(self, extra: str, wanted: str) -> None:
         self.extra, self.wanted = extra, wanted
-        first = " (first the CPU build of torch, unless you want CUDA's: README, Installing)" if extra == "engine" else ""
+        first = " (the CPU build of torch first: README, Installing)" if extra == "engine" else ""
         super().__init__(f"{wanted} is not installed; pip install 'klero[{extra}]' brings it{first}")
 
     def __reduce__(self) -> tuple[Any, ...]:

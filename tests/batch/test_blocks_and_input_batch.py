@@ -36,6 +36,14 @@ class BlockMachine(RuleBasedStateMachine):
         assert self.blocks.release(slot) == held
         assert not self.blocks.tables[slot].any()
 
+    @rule(alive=st.sets(st.integers(0, 2)))
+    def keep(self, alive):
+        before = [self.blocks.held(slot).tolist() for slot in range(3)]
+        self.blocks.keep(alive)
+        assert [self.blocks.held(slot).tolist() for slot in range(3)] == [
+            before[slot] if slot in alive else [] for slot in range(3)
+        ]
+
     @invariant()
     def every_block_is_somewhere_once(self):
         held = [b for slot in range(3) for b in self.blocks.held(slot).tolist()]

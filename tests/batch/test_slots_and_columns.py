@@ -94,6 +94,13 @@ class SlotMachine(RuleBasedStateMachine):
         self.slots.release(slot)
         self.gone.append(slot)
 
+    @rule(data=st.data())
+    def keep(self, data):
+        alive = data.draw(st.sets(st.sampled_from(sorted(self.seated)))) if self.seated else set()
+        self.slots.keep(alive)
+        self.gone += [slot for slot in self.seated if slot not in alive]
+        self.seated = {slot: name for slot, name in self.seated.items() if slot in alive}
+
     @invariant()
     def each_seat_has_one_owner(self):
         assert self.slots.num_free == 4 - len(self.seated)

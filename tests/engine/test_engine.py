@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -225,6 +226,68 @@ def test_abort_keeps_what_was_there_and_frees_everything():
     assert_all_free(engine)
 
 
+def test_generate_from_its_own_progress_is_refused():
+    llm = LLM(ToyModel())
+    with pytest.raises(RequestError, match="progress"):
+        llm.generate([[1]], HOT, progress=lambda _: llm.generate([[2]], HOT))
+    assert_all_free(llm.engine)
+    assert llm.generate([[1]], HOT)[0].outputs[0].token_ids == by_hand([1], HOT, seed=5)
+
+
+@pytest.mark.parametrize("model", [ToyModel, PagedToyModel])
+def test_an_interrupt_at_any_line_leaves_a_working_engine(model):
+    """Raise KeyboardInterrupt at the k-th line of klero's engine, batch and sampler, for many k."""
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=4, n=2)
+    llm = LLM(model(), max_num_seqs=3, block_size=4, num_blocks=8)
+    expected = [by_hand([1, 2], params, 5, child) for child in range(2)]
+    files = ("engine/engine.py", "engine/scheduler.py", "batch/slots.py", "batch/blocks.py", "sampling/sampler.py")
+
+    def interrupted(k):
+        left = k
+
+        def trace(frame, event, _):
+            nonlocal left
+            if not frame.f_code.co_filename.endswith(files) or frame.f_code.co_name == "discard":
+                return None
+            left -= event == "line"
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            llm.generate([[1, 2]], params)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+    k = 0
+    while interrupted(k):
+        assert_all_free(llm.engine)
+        k += 5
+    assert k > 100
+    assert [c.token_ids for c in llm.generate([[1, 2]], params)[0].outputs] == expected
+
+
+def test_end_ids_outside_the_logits_are_no_end_ids():
+    llm = LLM(ScriptedModel([5], vocab_size=8, end_token_ids=[99, -1, 7]))
+    (output,) = llm.generate([[1]], SamplingParams(min_tokens=1, max_tokens=3))
+    assert output.outputs[0].token_ids == (5, 5, 5)
+
+
+def test_refused_requests_take_no_seed():
+    def seed_of_next(engine):
+        return engine.add_request("y", [1], SamplingParams(temperature=1.0, max_tokens=1)).seed
+
+    engine = Engine(ToyModel(), seed=5)
+    with pytest.raises(RequestError):
+        engine.add_request("x", [], HOT)
+    assert seed_of_next(engine) == seed_of_next(Engine(ToyModel(), seed=5))
+
+
 def test_a_failing_forward_leaves_the_engine_usable():
     class Failing(ToyModel):
         fail = True
@@ -344,7 +407,17 @@ def test_prompts_come_in_every_shape():
     assert [o.outputs[0].token_ids for o in llm.generate([[1, 2], np.array([1, 2])], greedy)] == [one, one]
     assert llm.generate(np.array([1, 2]), greedy)[0].outputs[0].token_ids == one
     assert llm.generate([], greedy) == []
-    for prompt, words in [("text", "tokenizer"), (5, "must be a text"), ([None], "must be a text"), ({}, "must be a")]:
+    two = llm.generate([np.array([1]), (2, 3)], greedy)
+    assert [o.prompt_token_ids for o in two] == [(1,), (2, 3)]
+    for prompt, words in [
+        ("text", "tokenizer"),
+        ("a\ud800", "surrogate"),
+        (5, "must be a text"),
+        ({1: 2}, "must be a text"),
+        ([None], "None: must be an integer"),
+        ([[1.7]], "1.7: must be an integer"),
+        ([[np.True_]], "must be an integer"),
+    ]:
         with pytest.raises(RequestError, match=words):
             llm.generate(prompt, greedy)
     with pytest.raises(RequestError, match="from_dict"):

@@ -156,7 +156,10 @@ def test_a_step_serves_its_owners_once():
     with pytest.raises(SlotError, match="belongs to 'b' now"):
         sampler.sample_async(stale, logits)
     step = sampler.step_of([b])
-    sampler.sample_async(step, logits)
+    state = sampler.sample_async(step, logits)
+    assert len(sampler.update_requests(state)) == 1
+    with pytest.raises(SlotError, match="taken once"):
+        sampler.update_requests(state)
     with pytest.raises(SlotError, match="for position 1, and 2 comes next"):
         sampler.sample_async(step, logits)
     with pytest.raises(SlotError, match="twice"):

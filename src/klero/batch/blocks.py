@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -58,6 +60,16 @@ class Blocks:
         self.tables[index, :count] = 0
         self.counts[index] = 0
         return count
+
+    def keep(self, indices: Iterable[int]) -> None:
+        """Take the blocks of every slot but these, whatever was cut short before."""
+        kept = list(indices)
+        gone = np.ones(len(self.counts), bool)
+        gone[kept] = False
+        self.tables[gone], self.counts[gone] = 0, 0
+        held = {int(block) for index in kept for block in self.held(index)}
+        free = [block for block in range(self.num_blocks) if block not in held]
+        self._free[: len(free)], self._num_free = free[::-1], len(free)
 
     def held(self, index: int) -> npt.NDArray[np.int32]:
         """The blocks of a slot, in order; a copy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from klero.errors import OptionError, SlotError
@@ -35,16 +36,27 @@ class Slots:
         """Seat a sequence. owner: a name for messages. Raises SlotError when all seats are taken."""
         if not self._free:
             raise SlotError(f"no slot free for {owner!r}: all {self.num_slots} are taken; raise max_num_seqs or wait")
-        index = self._free.pop()
+        index = self._free[-1]
         self._owner[index] = owner
+        self._free.pop()
         return Slot(index, self._turn[index])
 
     def release(self, slot: Slot) -> None:
         """Free a seat; its turn ends, so every older `Slot` of this seat is refused from now on."""
         self.check(slot)
-        self._owner[slot.index] = None
         self._turn[slot.index] += 1
+        self._owner[slot.index] = None
         self._free.append(slot.index)
+
+    def keep(self, alive: Iterable[Slot]) -> list[int]:
+        """Free every seat but these, whatever was cut short before; return the free ones."""
+        kept = {slot.index for slot in alive}
+        gone = [index for index in range(self.num_slots) if index not in kept]
+        for index in gone:
+            self._turn[index] += self._owner[index] is not None
+            self._owner[index] = None
+        self._free = gone[::-1]
+        return gone
 
     def check(self, slot: Slot) -> int:
         """Return the index, if `slot` still owns its seat; raise SlotError otherwise."""

@@ -14,7 +14,10 @@ def main() -> None:
         import tqdm  # noqa: F401
         import typer  # noqa: F401
     except ImportError:
-        sys.exit("The klero command needs typer and tqdm; pip install 'klero[cli]' (to generate, 'klero[cli,engine]', the CPU build of torch first)")
+        sys.exit(
+            "The klero command needs typer and tqdm; pip install 'klero[cli]' "
+            "(to generate: 'klero[cli,engine]', the CPU build of torch first)"
+        )
     from klero.cli.app import run
 
     run()

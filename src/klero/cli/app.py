@@ -41,5 +41,10 @@ def run() -> None:
     except KleroError as error:
         print(f"klero: {error}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:
+        sys.exit(1)
+    except OSError as error:
+        print(f"klero: {error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

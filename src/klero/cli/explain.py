@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -35,11 +34,13 @@ def explain(
 
 def _row(given: str) -> Any:
     if given.endswith(".npy"):
-        if not Path(given).is_file():
-            raise LogitsError(f"logits {given}: there is no such file")
-        row = np.load(given, allow_pickle=False)
+        try:
+            row = np.load(given, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise LogitsError(f"logits {given}: cannot be read ({error})") from None
         return row.astype(np.float32) if row.dtype == np.float64 else row
     try:
-        return np.array([float(text) for text in given.split(",")], np.float32)
+        with np.errstate(over="ignore"):  # 1e39 is +inf in binary32, and the row says so
+            return np.array([float(text) for text in given.split(",")]).astype(np.float32)
     except ValueError:
         raise LogitsError(f"logits {given!r}: must be numbers with commas between them, or a .npy file") from None

@@ -83,11 +83,13 @@ def _requests(
         return list(prompts), common
     if prompts:
         raise RequestError("prompts stand beside --file; give one of them")
-    path = Path(file)
-    if file != "-" and not path.is_file():
-        raise RequestError(f"--file {file}: there is no such file")
-    lines = (sys.stdin.read() if file == "-" else path.read_text(encoding="utf-8")).splitlines()
-    pairs, faults = [], []
+    try:
+        text = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        lines = text.decode().split("\n")  # JSON lines end at a newline and nowhere else
+    except (OSError, UnicodeDecodeError, AttributeError) as error:
+        raise RequestError(f"--file {file}: cannot be read ({error})") from None
+    pairs: list[tuple[Any, SamplingParams]] = []
+    faults: list[str] = []
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
@@ -107,7 +109,7 @@ def _spread(common: SamplingParams, k: int) -> SamplingParams:
 def _of_line(line: str, common: SamplingParams) -> tuple[Any, SamplingParams]:
     try:
         fields = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"not JSON ({error})") from None
     given = [name for name in PROMPT_FIELDS if isinstance(fields, dict) and name in fields]
     if len(given) != 1:

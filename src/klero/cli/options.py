@@ -17,7 +17,9 @@ Temperature = Annotated[
 TopK = Annotated[int | None, typer.Option(rich_help_panel=SHAPING, help="Keep the k most likely; 0 or -1: off.")]
 TopP = Annotated[float | None, typer.Option(rich_help_panel=SHAPING, help="Keep the shortest prefix with this mass.")]
 MinP = Annotated[float | None, typer.Option(rich_help_panel=SHAPING, help="Keep tokens this likely beside the first.")]
-Seed = Annotated[int | None, typer.Option(rich_help_panel=SHAPING, help="0 .. 2^64-1; unset: a fresh one for each prompt, printed.")]
+Seed = Annotated[
+    int | None, typer.Option(rich_help_panel=SHAPING, help="0 .. 2^64-1; unset: a fresh one for each prompt, printed.")
+]
 NumChoices = Annotated[int, typer.Option("--n", rich_help_panel=SHAPING, help="Choices per prompt.")]
 MaxTokens = Annotated[int, typer.Option(rich_help_panel=TEXT, help="Generate at most so many tokens.")]
 MinTokens = Annotated[int, typer.Option(rich_help_panel=TEXT, help="Do not end before so many.")]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from klero.batch import Blocks, InputBatch, Step
@@ -52,7 +53,8 @@ class Engine:
             self.blocks = Blocks(num_blocks, block_size, max_num_seqs, self.max_model_len)
             model.allocate(num_blocks, block_size)
         capacity = None if self.blocks is None else self.blocks.num_blocks * block_size
-        self.limits = Limits(model.vocab_size, self.max_model_len, capacity, tuple(model.end_token_ids))
+        end_ids = tuple(i for i in model.end_token_ids if 0 <= i < model.vocab_size)  # others can never be drawn
+        self.limits = Limits(model.vocab_size, self.max_model_len, capacity, end_ids)
         self.batch = InputBatch(max_num_seqs, max_num_batched_tokens, self.sampler.history, self.blocks)
         self.scheduler = Scheduler(
             max_num_seqs, max_num_batched_tokens, self.blocks, seat=self._seat, forget=self._forget
@@ -72,8 +74,8 @@ class Engine:
         """Check a request and let it wait. Raises RequestError or ParameterError; the others go on."""
         if request_id in self._requests:
             raise RequestError(f"request_id={request_id!r}: a request of that name is running; choose another")
-        seed = self.seeds.next() if params.seed is None else seed_bits(params.seed)
-        request = admit(request_id, prompt, prompt_ids, params, seed, self.limits, self.vocabulary)
+        request = admit(request_id, prompt, prompt_ids, params, self.limits, self.vocabulary)
+        request.seed = self.seeds.next() if params.seed is None else seed_bits(params.seed)
         self._requests[request_id] = request
         for choice in request.choices:
             self.scheduler.add(choice)
@@ -91,10 +93,18 @@ class Engine:
         del self._requests[request_id]
         return request.output()
 
-    def discard(self, request_id: str) -> None:
-        """Abort a request if it is still here; its output is dropped."""
-        if request_id in self._requests:
-            self.abort(request_id)
+    def discard(self, request_ids: Iterable[str]) -> None:
+        """Drop requests without an answer and free what nobody alive holds, whatever was cut short before."""
+        for request_id in request_ids:
+            self._requests.pop(request_id, None)
+        alive = [choice for request in self._requests.values() for choice in request.choices if not choice.finished]
+        seated = {choice.slot: choice for choice in alive if choice.slot is not None}
+        self.scheduler.keep(alive)
+        self._choice_of_slot = {slot.index: choice for slot, choice in seated.items()}
+        if self.blocks is not None:
+            self.blocks.keep(self._choice_of_slot)
+        for index in self.sampler.keep(seated):
+            self.model.release(index)
 
     def step(self) -> list[RequestOutput]:
         """Run one step: schedule, forward, sample, finish. Returns the requests that finished in it."""
@@ -103,11 +113,20 @@ class Engine:
             if self._requests:
                 raise KleroError(f"{len(self._requests)} requests are unfinished and none can run; abort them")
             return []
-        logits = self.model.forward(self.batch.fill([plan.scheduled for plan in planned]))
-        state = self.sampler.sample_async(self._step_of(planned), logits)
-        for choice, scheduled in planned:  # only now: a step that failed can be run again
+        try:
+            logits = self.model.forward(self.batch.fill([plan.scheduled for plan in planned]))
+            state = self.sampler.sample_async(self._step_of(planned), logits)
+        except BaseException:
+            self._start_over(planned)
+            raise
+        for choice, scheduled in planned:
             choice.num_computed += scheduled.num_new
         return self._finish(self.sampler.update_requests(state))
+
+    def _start_over(self, planned: list[Planned]) -> None:
+        """After a step that failed nobody knows what the model holds: its sequences are computed again."""
+        for choice, _ in planned:
+            self.scheduler.preempt(choice)
 
     def _step_of(self, planned: list[Planned]) -> Step:
         """The rows of the sequences that reach the end of what they have."""
@@ -172,5 +191,5 @@ def _context(model: Model, asked: int | None) -> int:
 
 def _check_sizes(**sizes: Any) -> None:
     for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 1:
             raise OptionError(f"{name}={value!r}: must be an integer >= 1")

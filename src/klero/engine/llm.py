@@ -12,7 +12,7 @@ import numpy as np
 
 from klero.engine.engine import Engine
 from klero.engine.outputs import Progress, RequestOutput
-from klero.errors import OptionError, RequestError
+from klero.errors import Fault, OptionError, ParameterError, RequestError
 from klero.finish import TokenBytes
 from klero.params import SamplingParams, seed_bits
 from klero.sampling.stateless import warm_up
@@ -67,7 +67,7 @@ class LLM:
             max_model_len=max_model_len,
         )
         self._ids = itertools.count()
-        self._lock = threading.Lock()  # one generate at a time: each takes every output of a step
+        self._lock, self._busy = threading.Lock(), 0  # one generate at a time: it takes every output of a step
         warm_up(np.float32)
         if "bfloat16" in str(getattr(getattr(loaded, "module", None), "dtype", "")):
             warm_up(np.uint16)
@@ -88,14 +88,18 @@ class LLM:
         """
         listed = _listed(prompts)
         names = [f"request-{next(self._ids)}" for _ in listed]
+        if self._busy == threading.get_ident():
+            raise RequestError("generate was called from its own progress callback; wait until it has returned")
         with self._lock:
+            self._busy = threading.get_ident()
             try:
                 self._add(names, listed, _params_of(params, len(listed)))
                 return self._run(names, progress)
             except BaseException:
-                for name in names:
-                    self.engine.discard(name)
+                self.engine.discard(names)
                 raise
+            finally:
+                self._busy = 0
 
     def _add(self, names: list[str], prompts: list[Prompt], params: list[SamplingParams]) -> None:
         for i, (name, prompt, one) in enumerate(zip(names, prompts, params, strict=True)):
@@ -104,6 +108,9 @@ class LLM:
                 self.engine.add_request(name, self._encode(prompt), one, prompt=text)
             except RequestError as error:
                 raise RequestError(f"prompts[{i}]: {error}") from None
+            except ParameterError as error:
+                named = [Fault(fault.field, fault.value, f"{fault.rule} (prompts[{i}])") for fault in error.faults]
+                raise ParameterError(named) from None
 
     def _run(self, names: list[str], progress: Callable[[Progress], None] | None) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
@@ -118,26 +125,37 @@ class LLM:
     def _encode(self, prompt: Prompt) -> Sequence[int]:
         if not isinstance(prompt, str):
             return _ids(prompt)
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:
+            raise RequestError("the prompt holds half a surrogate pair, which no tokenizer can read") from None
         if self.tokenizer is None:
             raise RequestError("a prompt in text needs a tokenizer; pass token ids, or LLM(tokenizer=...)")
         return list(self.tokenizer.encode(prompt))
 
 
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _listed(prompts: Any) -> list[Prompt]:
     """One prompt or many, as a list."""
     if isinstance(prompts, str):
         return [prompts]
-    listed: list[Any] = _ids(prompts)
-    if listed and all(hasattr(item, "__index__") for item in listed):
+    listed: list[Any] = [item if isinstance(item, str) else _plain(item) for item in _ids(prompts)]
+    if listed and not any(isinstance(item, str | list) for item in listed):
         return [listed]
     return listed
 
 
+def _plain(item: Any) -> Any:
+    """Arrays and tensors as lists and numbers; tuples as lists."""
+    item = item.tolist() if hasattr(item, "tolist") else item
+    return list(item) if isinstance(item, tuple | range) else item
+
+
 def _ids(prompt: Any) -> list[Any]:
     """The entries of a list, a tuple or an array."""
-    if isinstance(prompt, dict | bytes) or not hasattr(prompt, "__iter__"):
+    prompt = _plain(prompt)
+    if not isinstance(prompt, list):
         raise RequestError(f"prompt {prompt!r}: must be a text or a list of token ids")
-    return list(prompt)
+    return prompt
 
 
 def _params_of(
@@ -152,7 +170,7 @@ def _params_of(
         base = seed_bits(params.seed)
         return [dataclasses.replace(params, seed=seed_bits(base + i)) for i in range(num_prompts)]
     if isinstance(params, dict) or not all(isinstance(one, SamplingParams) for one in params):
-        raise RequestError("params: must be SamplingParams, or a list of them; SamplingParams.from_dict reads a mapping")
+        raise RequestError("params: must be SamplingParams or a list of them; SamplingParams.from_dict reads a dict")
     if len(params) != num_prompts:
         raise RequestError(f"params: {len(params)} for {num_prompts} prompts; give one for all, or one for each")
     return list(params)

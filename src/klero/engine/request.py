@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from klero.batch import Slot
 from klero.engine.outputs import CompletionOutput, RequestOutput
 from klero.errors import Fault, ParameterError, RequestError
 from klero.finish import Finish, Finished, TokenBytes, text_of_prompt
 from klero.params import SamplingParams
+from klero.params.checks import Broken, as_integer
 
 
 @dataclass(eq=False)
@@ -48,7 +50,7 @@ class Request:
     prompt: str | None
     prompt_ids: tuple[int, ...]
     params: SamplingParams
-    seed: int
+    seed: int = 0
     echo: str = ""
     choices: list[Choice] = field(default_factory=list)
 
@@ -81,7 +83,6 @@ def admit(
     prompt: str | None,
     prompt_ids: Sequence[int],
     params: SamplingParams,
-    seed: int,
     limits: Limits,
     vocabulary: TokenBytes | None,
 ) -> Request:
@@ -92,7 +93,7 @@ def admit(
     _check_ids(params, limits.vocab_size)
     max_tokens = _room(request_id, len(ids), params, limits)
     echo = text_of_prompt(vocabulary, params, ids) if vocabulary is not None and params.echo else ""
-    request = Request(request_id, prompt, ids, params, seed, echo)
+    request = Request(request_id, prompt, ids, params, echo=echo)
     for index in range(params.n):
         finish = Finish(
             params, end_token_ids=limits.end_token_ids, prompt_ids=ids, vocabulary=vocabulary, max_tokens=max_tokens
@@ -104,13 +105,21 @@ def admit(
 def _checked_prompt(request_id: str, prompt_ids: Sequence[int], limits: Limits) -> tuple[int, ...]:
     if len(prompt_ids) == 0:
         raise RequestError(f"{request_id}: the prompt is empty; give at least one token (such as the model's bos)")
-    bad = [i for i in prompt_ids if isinstance(i, bool | float | str) or not 0 <= int(i) < limits.vocab_size]
+    bad = [i for i in prompt_ids if not _is_id(i, limits.vocab_size)]
     if bad:
         raise RequestError(
             f"{request_id}: prompt token id {bad[0]!r}: must be an integer in [0, {limits.vocab_size - 1}], "
             "the width of the model's logits"
         )
     return tuple(int(i) for i in prompt_ids)
+
+
+def _is_id(value: Any, vocab_size: int) -> bool:
+    """Whether a value is an integer, no bool among them, inside the logits."""
+    try:
+        return 0 <= as_integer(value, "") < vocab_size
+    except Broken:
+        return False
 
 
 def _check_ids(params: SamplingParams, vocab_size: int) -> None:

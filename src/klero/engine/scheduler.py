@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from klero.batch import Blocks, Scheduled
@@ -56,6 +56,13 @@ class Scheduler:
         choice.running = False
         self._num_seated -= choice.slot is not None
         self._free(choice)
+
+    def keep(self, alive: Iterable[Choice]) -> None:
+        """Forget every sequence but these."""
+        kept = set(alive)
+        self.running = [choice for choice in self.running if choice in kept]
+        self.waiting = deque(choice for choice in self.waiting if choice in kept)
+        self._num_seated = sum(choice.slot is not None for choice in kept)
 
     def preempt(self, choice: Choice) -> None:
         """Take a running sequence's blocks; it waits in front, and is computed again from its first token."""

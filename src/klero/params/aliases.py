@@ -29,7 +29,14 @@ ALIASES: dict[str, str] = {
 }
 
 RESERVED = frozenset(
-    ["top_p_decay", "top_p_min", "top_p_reset_id", "logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "prompt_ignore_length", "bad_words", "bad_token_ids", "no_repeat_ngram_size", "allowed_token_ids", "logprobs", "prompt_logprobs", "logprobs_mode", "logprob_token_ids", "return_context_logits", "return_generation_logits", "use_beam_search", "beam_width", "beam_width_array", "length_penalty", "early_stopping", "beam_search_diversity_rate", "return_kept", "return_probs", "filters", "json", "regex", "choice", "grammar", "json_object", "structural_tag", "thinking_token_budget", "logits_processors"]
+    """
+    top_p_decay top_p_min top_p_reset_id logit_bias repetition_penalty presence_penalty frequency_penalty
+    prompt_ignore_length bad_words bad_token_ids no_repeat_ngram_size allowed_token_ids logprobs
+    prompt_logprobs logprobs_mode logprob_token_ids return_context_logits return_generation_logits
+    use_beam_search beam_width beam_width_array length_penalty early_stopping beam_search_diversity_rate
+    return_kept return_probs filters json regex choice grammar json_object structural_tag
+    thinking_token_budget logits_processors
+    """.split()  # noqa: SIM905  a table of words
 )
 """Fields of later versions: absent until they work, and known by name, so that the error can say so."""
 

@@ -40,7 +40,7 @@ def real(low: float, high: float, *, low_open: bool = False) -> Check:
 
 def as_integer(value: Any, rule: str) -> int:
     """The value as a Python int; bool, float and text are refused with `rule`."""
-    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+    if isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")):
         raise Broken(rule)
     try:
         return operator.index(value)

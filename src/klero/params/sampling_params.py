@@ -19,7 +19,7 @@ CHECKS: dict[str, checks.Check] = {
     "top_p": checks.optional(checks.real(0, 1)),
     "min_p": checks.optional(checks.real(0, 1)),
     "seed": checks.optional(checks.integer(-(2**63), 2**64 - 1, way_out="leave it out for a fresh seed")),
-    "n": checks.none_is(1, checks.integer(1)),
+    "n": checks.none_is(1, checks.integer(1, 2**32 - 1)),
     "max_tokens": checks.optional(checks.integer(1, way_out="None: as many as fit")),
     "min_tokens": checks.none_is(0, checks.integer(0)),
     "stop": checks.none_is((), checks.stop_strings),

@@ -60,6 +60,8 @@ def explain(
 
     seed: None takes params.seed; one of them must be given, unless the row is greedy.
     """
+    if not isinstance(params, SamplingParams):
+        raise ParameterError([Fault("params", params, "must be SamplingParams")])
     row = read_logits(logits_row if isinstance(logits_row, np.ndarray) and logits_row.ndim == 2 else _row(logits_row))
     raw = as_float32(row.rows)
     if raw.shape[0] != 1:

@@ -26,8 +26,10 @@ class Logits(NamedTuple):
 def read_logits(logits: Any) -> Logits:
     """Read [R, V] logits. Raises LogitsError for any other rank, dtype, width or device."""
     home: Callable[[npt.NDArray[Any]], Any] = np.asarray
+    if isinstance(logits, np.ma.MaskedArray):
+        raise LogitsError("logits with a mask: klero reads every column; write -inf where nothing may be drawn")
     if isinstance(logits, np.ndarray):
-        rows = logits
+        rows = np.asarray(logits)
     elif type(logits).__module__.partition(".")[0] == "torch":
         rows, home = _from_torch(logits)
     elif hasattr(logits, "__dlpack__"):
@@ -53,7 +55,8 @@ def _readable(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     elif name == "float16":
         return np.ascontiguousarray(rows, dtype=np.float32)
     elif name not in ("float32", "uint16"):
-        raise LogitsError(f"logits of dtype {name}: must be float32, float16 or bfloat16; cast it (uint16 is bfloat16's bits)")
+        rule = "must be float32, float16 or bfloat16; cast it (uint16 is read as bfloat16's bits)"
+        raise LogitsError(f"logits of dtype {name}: {rule}")
     return np.ascontiguousarray(rows, dtype=rows.dtype.newbyteorder("="))
 
 
@@ -64,16 +67,19 @@ def _from_torch(tensor: Any) -> tuple[npt.NDArray[Any], Callable[[npt.NDArray[An
         raise LogitsError(f"logits={type(tensor).__name__}: must be a tensor")
     if tensor.device.type != "cpu":
         raise LogitsError(f"logits on {tensor.device}: this backend reads host memory; pass logits.cpu()")
-    tensor = tensor.detach()
-    if tensor.dtype == torch.bfloat16:
-        tensor = tensor.view(torch.uint16)
-    return tensor.numpy(), torch.from_numpy
+    try:
+        tensor = tensor.detach()
+        if tensor.dtype == torch.bfloat16:
+            tensor = tensor.view(torch.uint16)
+        return tensor.numpy(), torch.from_numpy
+    except (TypeError, RuntimeError) as error:
+        raise LogitsError(f"logits of {tensor.layout} {tensor.dtype}: not a dense array ({error})") from None
 
 
 def _from_dlpack(array: Any) -> npt.NDArray[Any]:
     try:
         return np.from_dlpack(array)
-    except (TypeError, RuntimeError, BufferError) as error:
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise LogitsError(f"logits={type(array).__name__}: not readable through DLPack here ({error})") from error
 
 

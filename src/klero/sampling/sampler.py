@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from klero.batch import Column, Columns, History, Slot, Slots, Step
 from klero.device import Backend, choose_backend
-from klero.errors import Fault, LogitsError, ParameterError, RequestError, SlotError
+from klero.errors import Fault, LogitsError, OptionError, ParameterError, RequestError, SlotError
 from klero.params import NEUTRAL, ROW_DTYPE, SamplingParams, check_seed, seed_bits
 from klero.rewrite import Bans, rewrite_rows
 from klero.sampling.inputs import Logits, as_float32, read_logits
@@ -67,6 +67,7 @@ class SampleState:
     device: Sampled
     host: Sampled
     bans: dict[int, Bans]
+    taken: list[bool] = field(default_factory=list)  # filled by update_requests, which takes a state once
 
 
 COLUMNS = {
@@ -83,6 +84,9 @@ class Sampler:
     """
 
     def __init__(self, *, num_slots: int, vocab_size: int, max_len: int, backend: Backend = "auto") -> None:
+        for name, value in (("vocab_size", vocab_size), ("max_len", max_len)):
+            if value < 1:
+                raise OptionError(f"{name}={value}: must be >= 1")
         self.vocab_size = vocab_size
         self.backend = choose_backend(backend)
         self.slots = Slots(num_slots)
@@ -131,6 +135,9 @@ class Sampler:
 
         A sequence whose slot was released since it was sampled has left: its rows are dropped.
         """
+        if state.taken:
+            raise SlotError("this SampleState was brought to its sequences already; each is taken once")
+        state.taken.append(True)
         starts = state.step.row_starts.tolist()
         updates = []
         for slot, begin, end in zip(state.step.slots, starts[:-1], starts[1:], strict=True):
@@ -149,6 +156,15 @@ class Sampler:
         self.columns.reset(slot.index)
         self.history.reset(slot.index)
         del self._held[slot.index]
+
+    def keep(self, alive: Iterable[Slot]) -> list[int]:
+        """Release every slot but these, whatever an exception cut short before; return the free ones."""
+        free = self.slots.keep(alive)
+        for index in free:
+            self.columns.reset(index)
+            self.history.reset(index)
+            self._held.pop(index, None)
+        return free
 
     def _checked(self, seat: Seat) -> Seat:
         """The seat with its seed as bits and its prompt as an array, if it can be seated."""
@@ -202,8 +218,8 @@ class Sampler:
         bans = {}
         for r, index in enumerate(step.slot_of_row.tolist()):
             _, finish = self._held[index]
-            ids = finish.banned_ids() if finish else ()
-            if len(ids):
+            ids = [i for i in finish.banned_ids() if 0 <= i < self.vocab_size] if finish else []
+            if ids:
                 bans[r] = Bans("min_tokens", ids)
         return bans
 

@@ -140,8 +140,11 @@ def counters(name: str, given: Any, num_rows: int) -> npt.NDArray[np.uint32]:
     """positions or children as uint32 [R]: integers in [0, 2^32 - 1]."""
     if type(given) is int and 0 <= given < 2**32:
         return np.full(num_rows, given, np.uint32)
-    array = np.asarray(given)
     fault = Fault(name, given, f"must be an integer in [0, 2^32-1], or one for each of the {num_rows} rows")
+    try:
+        array = np.asarray(given)
+    except (ValueError, RuntimeError, TypeError):
+        raise ParameterError([fault]) from None
     if array.dtype == object or array.dtype.kind not in "iu" or array.shape not in ((), (num_rows,)):
         if not (array.size == 0 and num_rows == 0):
             raise ParameterError([fault])

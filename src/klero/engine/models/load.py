@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,8 @@ def load_model(model: Any, *, dtype: str = "auto", max_model_len: int | None = N
         raise ModelError(f"dtype={dtype!r}: must be one of {', '.join(DTYPES)}")
     torch = require("torch")
     require("transformers")
+    if not isinstance(model, str | os.PathLike | torch.nn.Module) or model == "":
+        raise ModelError(f"model={model!r}: must be a name, a path, a transformers module or a Model. {_ways_out()}")
     if isinstance(model, torch.nn.Module):
         if dtype != "auto" and model.dtype != getattr(torch, dtype):
             raise ModelError(
