@@ -89,18 +89,22 @@ def _keep_range(keys: Any, weights: Any, n: int, low: int, high: int) -> int:
 def gather(row: Any, maxima: Any, threshold: np.int32, keys: Any, ids: Any) -> int:
     """Write keys and ids of all tokens with key >= threshold, by ascending id; blocks below it are skipped.
 
-    keys, ids: at least V + 1 long (the place after the last one is written too).
+    keys, ids: at least V long. A block's keys are all made first, which vectorises, where its own will stand at most.
     """
     n = 0
     for b in range(maxima.size):
         if maxima[b] < threshold:
             continue
         block = row[b * BLOCK : (b + 1) * BLOCK]
+        made = keys[n : n + block.size]
         for i in range(block.size):
-            key = flush_key(key_of_bits(bits_of(block[i])))
-            keys[n] = key
-            ids[n] = b * BLOCK + i
-            n += key >= threshold
+            made[i] = flush_key(key_of_bits(bits_of(block[i])))
+        left = 0
+        for i in range(block.size):
+            if made[i] >= threshold:
+                made[left], ids[n + left] = made[i], b * BLOCK + i
+                left += 1
+        n += left
     return n
 
 
