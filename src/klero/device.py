@@ -39,7 +39,7 @@ def inline(function: F) -> F:
 
 
 def _compile(function: F, **options: bool) -> F:
-    options |= {"nogil": True}
+    options |= {"nogil": True, "no_cfunc_wrapper": True}
     try:
         return numba.njit(cache=True, error_model="numpy", **options)(function)  # type: ignore[no-any-return]
     except RuntimeError:  # no writable cache directory: compile in every process
