@@ -13,7 +13,7 @@ demo: $(READY)  ## four prompts in one batch, each with its own parameters
 test: $(READY)  ## the tests (fast ones)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-deep: $(READY)  ## the long property runs as well (an hour and more)
+test-deep: $(READY)  ## the long property runs as well
 	$(BIN)/python -m pytest -n 2 --dist worksteal --deep
 
 check: $(READY)  ## lint, types, import directions
