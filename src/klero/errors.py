@@ -9,7 +9,6 @@ KleroError
 ├── ModelError (RuntimeError)       a model that cannot be loaded or run
 ├── SlotError (RuntimeError)        a slot read or released by anyone but its owner; no slot free
 ├── BlockError (RuntimeError)       KV blocks: none free, freed twice, unknown
-├── QueueFull (RuntimeError)        too many requests wait
 └── MissingExtra (ImportError)      an optional dependency is not installed
 ```
 """
@@ -78,10 +77,6 @@ class SlotError(KleroError, RuntimeError):
 
 class BlockError(KleroError, RuntimeError):
     """KV blocks: none free, freed twice, or unknown."""
-
-
-class QueueFull(KleroError, RuntimeError):
-    """Too many requests are waiting; try again later."""
 
 
 class MissingExtra(KleroError, ImportError):

@@ -113,6 +113,13 @@ def test_the_demo():
 
 
 @pytest.mark.smollm2
+def test_one_seed_is_spread_over_the_lines_of_a_file():
+    lines = '{"prompt": "a"}\n\n{"prompt": "b", "seed": 3}\n{"prompt": "c"}\n'
+    done = klero("generate", "--file", "-", "--json", "--seed", "7", "--max-tokens", "1", stdin=lines)
+    assert [json.loads(line)["seed"] for line in done.stdout.splitlines()] == [7, 3, 9], done.stderr
+
+
+@pytest.mark.smollm2
 def test_json_lines_in_and_out():
     lines = [
         {"prompt": "1 2 3 4", "stop": [" 8"], "n_predict": 20},

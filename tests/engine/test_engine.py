@@ -226,6 +226,16 @@ def test_abort_keeps_what_was_there_and_frees_everything():
     assert_all_free(engine)
 
 
+def test_generate_takes_no_output_of_requests_it_did_not_add():
+    llm = LLM(ToyModel())
+    llm.engine.add_request("mine", [1], HOT)
+    with pytest.raises(RequestError, match="added to it directly"):
+        llm.generate([[2]], HOT)
+    outputs = [o for _ in range(12) for o in llm.engine.step()]
+    assert [o.request_id for o in outputs] == ["mine"]
+    assert llm.generate([[1]], HOT)[0].outputs[0].token_ids == outputs[0].outputs[0].token_ids
+
+
 def test_generate_from_its_own_progress_is_refused():
     llm = LLM(ToyModel())
     with pytest.raises(RequestError, match="progress"):

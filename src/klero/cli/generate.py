@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import time
@@ -13,7 +12,7 @@ import typer
 
 from klero.cli import options as o
 from klero.errors import KleroError, ParameterError, RequestError
-from klero.params import SamplingParams, seed_bits
+from klero.params import SamplingParams
 from klero.params.aliases import resolve_aliases
 
 PROMPT_FIELDS = ("prompt", "prompt_token_ids")
@@ -93,17 +92,12 @@ def _requests(
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                pairs.append(_of_line(line, _spread(common, len(pairs) + len(faults))))
+                pairs.append(_of_line(line, common.for_prompt(len(pairs) + len(faults))))
             except KleroError as error:
                 faults.append(f"line {number}: {error}")
     if faults:
         raise RequestError("\n       ".join(faults))
     return [prompt for prompt, _ in pairs], [params for _, params in pairs]
-
-
-def _spread(common: SamplingParams, k: int) -> SamplingParams:
-    """The options for the k-th prompt: one --seed is spread over the prompts, as `LLM.generate` does."""
-    return common if common.seed is None else dataclasses.replace(common, seed=seed_bits(seed_bits(common.seed) + k))
 
 
 def _of_line(line: str, common: SamplingParams) -> tuple[Any, SamplingParams]:

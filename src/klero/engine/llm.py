@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from klero.engine.engine import Engine
 from klero.engine.outputs import Progress, RequestOutput
 from klero.errors import Fault, OptionError, ParameterError, RequestError
 from klero.finish import TokenBytes
-from klero.params import SamplingParams, seed_bits
+from klero.params import SamplingParams
 from klero.sampling.stateless import warm_up
 
 Prompt = str | Sequence[int]
@@ -93,6 +92,8 @@ class LLM:
         with self._lock:
             self._busy = threading.get_ident()
             try:
+                if self.engine.num_unfinished:
+                    raise RequestError("the engine runs requests added to it directly; step it until they end")
                 self._add(names, listed, _params_of(params, len(listed)))
                 return self._run(names, progress)
             except BaseException:
@@ -165,10 +166,7 @@ def _params_of(
     if params is None:
         params = SamplingParams()
     if isinstance(params, SamplingParams):
-        if params.seed is None or num_prompts == 1:
-            return [params] * num_prompts
-        base = seed_bits(params.seed)
-        return [dataclasses.replace(params, seed=seed_bits(base + i)) for i in range(num_prompts)]
+        return [params.for_prompt(i) for i in range(num_prompts)]
     if isinstance(params, dict) or not all(isinstance(one, SamplingParams) for one in params):
         raise RequestError("params: must be SamplingParams or a list of them; SamplingParams.from_dict reads a dict")
     if len(params) != num_prompts:

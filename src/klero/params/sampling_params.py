@@ -11,7 +11,7 @@ from typing import Any
 from klero.errors import Fault, ParameterError
 from klero.params import checks
 from klero.params.aliases import accepts_aliases
-from klero.params.row import RowParams, resolve_row
+from klero.params.row import RowParams, resolve_row, seed_bits
 
 CHECKS: dict[str, checks.Check] = {
     "temperature": checks.optional(checks.real(0, 1e6)),
@@ -109,6 +109,12 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the most likely token is taken without a draw."""
         return self.row.greedy
+
+    def for_prompt(self, i: int) -> SamplingParams:
+        """These parameters for prompt i of several: a seed becomes seed + i (mod 2^64), so that no lots are shared."""
+        if self.seed is None or i == 0:
+            return self
+        return dataclasses.replace(self, seed=seed_bits(self.seed + i))
 
     def asked(self) -> dict[str, Any]:
         """The fields that differ from silence."""

@@ -120,11 +120,11 @@ def resolve_seeds(
     params: SamplingParams | Sequence[SamplingParams], seeds: Any, num_rows: int
 ) -> npt.NDArray[np.uint64]:
     """The seed of each row, uint64 [R]: from params, from `seeds`, or fresh from the operating system."""
-    asked = [params.seed] * num_rows if isinstance(params, SamplingParams) else [p.seed for p in params]
+    asked = [params.seed] if isinstance(params, SamplingParams) else [p.seed for p in params]
     fresh = np.frombuffer(secrets.token_bytes(8 * num_rows), np.uint64).copy()
     if seeds is None:
-        given = asked
-    elif any(seed is not None for seed in asked or [getattr(params, "seed", None)]):
+        given = asked * num_rows if isinstance(params, SamplingParams) else asked
+    elif any(seed is not None for seed in asked):
         raise ParameterError([Fault("seeds", seeds, "stands beside a seed in params; give one of them")])
     else:
         given = [seeds] * num_rows if np.ndim(seeds) == 0 else list(seeds)
