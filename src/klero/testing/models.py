@@ -42,6 +42,7 @@ class ToyModel:
     """
 
     uses_blocks = False
+    deterministic = True
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from klero.engine.models.attention import klero_attention, paged_attention, reference, running
+from klero.engine.models.attention import Scores, klero_attention, paged_attention, reference, running
 from klero.engine.models.paging import PagedCache, PagedStep
 from klero.errors import ModelError
 
@@ -40,9 +40,10 @@ def schedule(packer):
     yield p.step([(2, tokens(1)), (7, tokens(1)), (1, tokens(1)), (0, tokens(1))])
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("value_width", [WIDTH, 12])
-def test_equals_the_reference(packer, options, value_width):
+def test_equals_the_reference(packer, options, value_width, deterministic):
     generator = torch.Generator().manual_seed(3)
     options = dict(options)
     if options.pop("sinks", False):
@@ -53,13 +54,16 @@ def test_equals_the_reference(packer, options, value_width):
         query = torch.randn(num_tokens, HEADS, WIDTH, generator=generator) * 2
         keys = torch.randn(num_tokens, KEY_HEADS, WIDTH, generator=generator) * 2
         values = torch.randn(num_tokens, KEY_HEADS, value_width, generator=generator)
-        got = paged_attention(query, keys, values, 0, PagedStep.build(step, BLOCK), cache, scaling=0.3, **options)
+        scores = Scores(0.3, options.get("sliding_window"), options.get("softcap"), options.get("sinks"))
+        paged = PagedStep(step, BLOCK, deterministic=deterministic)
+        got = paged_attention(query, keys, values, 0, paged, cache, scores)
         layer = cache.layers[0]
         expected = reference(query, layer.keys, layer.values, step, BLOCK, scaling=0.3, **options)
         torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_nan_of_one_sequence_reaches_no_other(packer):
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_nan_of_one_sequence_reaches_no_other(packer, deterministic):
     p = packer(num_blocks=24, block_size=BLOCK)
     cache = PagedCache(24, BLOCK)
     generator = torch.Generator().manual_seed(5)
@@ -71,7 +75,8 @@ def test_nan_of_one_sequence_reaches_no_other(packer):
         slots = np.repeat(step.slots, np.diff(step.query_starts))
         ill = torch.from_numpy(np.isin(slots, sick))
         keys[ill], values[ill] = float("nan"), float("nan")
-        output = paged_attention(query, keys, values, 0, PagedStep.build(step, BLOCK), cache, scaling=None)
+        paged = PagedStep(step, BLOCK, deterministic=deterministic)
+        output = paged_attention(query, keys, values, 0, paged, cache, Scores(None))
         assert torch.isfinite(output[~ill]).all()
 
     for slot in range(5):
@@ -97,10 +102,10 @@ def test_no_decode_is_padded_to_more_than_twice_its_length(packer):
         p.join(slot)
     p.step([(slot, np.zeros(n, np.int64)) for slot, n in enumerate(lengths)])
     step = p.step([(slot, np.zeros(1, np.int64)) for slot in range(len(lengths))])
-    groups = PagedStep.build(step, BLOCK).decodes
-    assert sorted(int(t) for g in groups for t in g.tokens) == list(range(len(lengths)))
-    for group in groups:
-        assert (group.length <= 2 * (group.last_positions + BLOCK)).all()
+    spans = PagedStep(step, BLOCK).spans(None)
+    assert sorted(int(t) for span in spans for t in span.tokens) == list(range(len(lengths)))
+    for span in spans:
+        assert (span.num_keys <= 2 * (span.positions + BLOCK)).all()
 
 
 def test_a_call_outside_of_a_step_is_refused():
@@ -122,7 +127,7 @@ def test_a_call_outside_of_a_step_is_refused():
 def test_what_would_be_ignored_is_refused(packer, module, others, says):
     p = packer(num_blocks=2, block_size=BLOCK)
     p.join(0)
-    step = PagedStep.build(p.step([(0, np.zeros(1, np.int64))]), BLOCK)
+    step = PagedStep(p.step([(0, np.zeros(1, np.int64))]), BLOCK)
     mask = others.pop("mask", None)
     tensor = torch.zeros(1, 1, 1, 4)
     with running(step, PagedCache(2, BLOCK)), pytest.raises(ModelError, match=says):
@@ -142,17 +147,16 @@ def test_what_would_be_ignored_is_refused(packer, module, others, says):
 def test_a_window_left_to_the_mask_comes_from_the_configuration(packer, monkeypatch, config, window):
     from klero.engine.models import attention
 
-    seen = {}
+    seen = []
 
-    def spy(query, *arguments, **options):
-        seen.update(options)
+    def spy(query, *arguments):
+        seen.append(arguments[-1].window)
         return query
 
     monkeypatch.setattr(attention, "paged_attention", spy)
     module = SimpleNamespace(layer_idx=0, config=SimpleNamespace(**config))
     tensor = torch.zeros(1, 1, 1, 4)
-    with running(None, None):  # the spy needs neither
+    with running(SimpleNamespace(num_tokens=1), None):  # the spy needs no more
         klero_attention(module, tensor, tensor, tensor, None)
-        assert seen["sliding_window"] == window
         klero_attention(module, tensor, tensor, tensor, None, sliding_window=None)
-        assert seen["sliding_window"] is None
+    assert seen == [window, None]

@@ -1,6 +1,6 @@
 """Attention over paged keys and values, as transformers' models call it.
 
-`paged_attention` computes a whole step: decodes as padded batches, longer chunks one sequence at a time.
+`paged_attention` computes a whole step, span by span: decodes as padded batches, chunks of prompts one by one.
 `reference` is the definition it is tested against. `klero_attention` is what a model's layers call:
 transformers knows it as the attention "klero", and it finds the step it belongs to in a context variable, so
 that two models, in one thread or in two, never see each other's.
@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
-from klero.engine.models.paging import LayerCache, PagedCache, PagedStep, PrefillChunk
+from klero.engine.models.invariant.attention import Head, KeyClass, attend_fused, attend_in_blocks, key_class
+from klero.engine.models.paging import PagedCache, PagedStep, Span
 from klero.errors import ModelError
 
 if TYPE_CHECKING:
@@ -70,40 +71,19 @@ def reference(
     return output
 
 
-def attend(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    bias: torch.Tensor | None,
-    *,
-    scaling: float | None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return the attention [B, H, Q, Dv] of `query` [B, H, Q, D] over [B, Hk, L, D] keys; a new tensor.
+@dataclass(frozen=True)
+class Scores:
+    """How a layer scores its keys: scale, window, soft cap, and what its sinks take."""
 
-    `bias` is added to the scores (0 or -inf, broadcast to [B, 1, Q, L]); None means causal, with Q = L.
-    """
-    grouped = keys.shape[1] != query.shape[1]
-    if softcap is None and sinks is None:
-        return F.scaled_dot_product_attention(
-            query, keys, values, attn_mask=bias, is_causal=bias is None, scale=scaling, enable_gqa=grouped
-        )
-    if bias is None:
-        raise ValueError("attention with a soft cap or sinks needs its mask")
-    if grouped:
-        repeats = query.shape[1] // keys.shape[1]
-        keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
-    scores = (query @ keys.transpose(2, 3)).float() * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    scores = scores + bias
-    if sinks is not None:
-        # A sink is one more key whose value is zero: it takes weight and gives nothing.
-        column = sinks.float().view(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1)
-        scores = torch.cat([scores, column], dim=-1)
-    weights = scores.softmax(dim=-1)[..., : keys.shape[2]].to(values.dtype)
-    return weights @ values
+    scaling: float | None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether torch's fused attention knows such scores."""
+        return self.softcap is None and self.sinks is None
 
 
 def paged_attention(
@@ -113,64 +93,54 @@ def paged_attention(
     layer: int,
     step: PagedStep,
     cache: PagedCache,
-    *,
-    scaling: float | None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
+    scores: Scores,
 ) -> torch.Tensor:
     """Write the step's keys and values into the cache and return the attention [T, H, Dv] of `query`.
 
-    `query` is [T, H, D], `keys` [T, Hk, D], `values` [T, Hk, Dv]. Agrees with `reference` within rounding.
+    `query` is [T, H, D], `keys` [T, Hk, D], `values` [T, Hk, Dv]. Agrees with `reference` within rounding. With
+    step.deterministic a token's output is the same bits whatever else the step computes, and however its prompt was
+    cut.
     """
     stored = cache.write(layer, keys, values, step)
-    attend_here = partial(attend, scaling=scaling, softcap=softcap, sinks=sinks)
-    output = query.new_empty(query.shape[0], query.shape[1], values.shape[2])
-    for group in step.decodes:
-        batch = group.tokens.shape[0]
-        queries = query.index_select(0, group.tokens).unsqueeze(2)
-        if softcap is None and sinks is None:
-            # The heads that share a key head become its query rows, so that no key is copied for them.
-            queries = queries.view(batch, keys.shape[1], -1, query.shape[2])
-        attended = attend_here(
-            queries,
-            cache.gather(stored.keys, group.blocks, batch).to(query.dtype),
-            cache.gather(stored.values, group.blocks, batch).to(query.dtype),
-            group.bias(sliding_window, query.dtype),
+    num_heads, num_key_heads = query.shape[1], keys.shape[1]
+    shape = None
+    if step.deterministic:
+        shape = key_class(
+            Head(num_heads // num_key_heads, query.shape[2], values.shape[2], query.dtype, scores.plain)
         )
-        output.index_copy_(0, group.tokens, attended.reshape(batch, query.shape[1], -1))
-    for chunk in step.prefills:
-        tokens = slice(chunk.start, chunk.stop)
-        past = None if chunk.is_whole else stored
-        output[tokens] = _attend_chunk(
-            query[tokens], keys[tokens], values[tokens], chunk, past, cache, sliding_window, attend_here
-        )
+    output = query.new_empty(query.shape[0], num_heads, values.shape[2])
+    for span in step.spans(shape):
+        queries = query.index_select(0, span.tokens).view(span.batch, -1, num_heads, query.shape[2]).transpose(1, 2)
+        if folded := scores.plain and queries.shape[2] == 1:
+            # the heads that share a key head become its query rows, so that no key is copied for them
+            queries = queries.view(span.batch, num_key_heads, -1, query.shape[2])
+        if shape is None and (whole := span.whole) is not None:
+            seen = [tensor[whole].transpose(0, 1).unsqueeze(0) for tensor in (keys, values)]
+        else:
+            seen = [cache.gather(tensor, span).to(query.dtype) for tensor in (stored.keys, stored.values)]
+        attended = _attend(queries, seen[0], seen[1], span, shape, scores)
+        if not folded:
+            attended = attended.transpose(1, 2)
+        output.index_copy_(0, span.tokens, attended.reshape(-1, num_heads, values.shape[2]))
     return output
 
 
-def _attend_chunk(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    chunk: PrefillChunk,
-    past: LayerCache | None,
-    cache: PagedCache,
-    window: int | None,
-    attend_here: partial[torch.Tensor],
+def _attend(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, span: Span, shape: KeyClass | None, scores: Scores
 ) -> torch.Tensor:
-    """Return the attention [tokens, H, Dv] of one chunk; its keys come from the cache if it has a `past`."""
-    if past is None:
-        keys, values = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (keys, values))
-    else:
-        keys, values = (
-            cache.gather(tensor, chunk.blocks, 1)[:, :, : chunk.seq_len].to(query.dtype)
-            for tensor in (past.keys, past.values)
-        )
-    plain = attend_here.keywords["softcap"] is None and attend_here.keywords["sinks"] is None
-    seen_whole = window is None or window >= chunk.seq_len
-    causal = past is None and plain and seen_whole  # the case that needs no mask
-    bias = None if causal else chunk.bias(window, query.dtype)
-    return attend_here(query.transpose(0, 1).unsqueeze(0), keys, values, bias)[0].transpose(0, 1)
+    """Return the attention [B, H, Q, Dv] of one span, called as `shape` says."""
+    num_rows = queries.shape[2]
+    if shape is not None:
+        queries = F.pad(queries, (0, 0, 0, shape.num_rows(num_rows) - num_rows))
+    fused = scores.plain if shape is None else shape.fused
+    seen_whole = scores.window is None or scores.window >= span.num_keys
+    causal = shape is None and fused and seen_whole and span.whole is not None  # the case that needs no mask
+    bias = None if causal else span.bias(scores.window, queries.dtype, queries.shape[2])
+    if fused:
+        return attend_fused(queries, keys, values, bias, scores.scaling)[:, :, :num_rows]
+    assert bias is not None
+    attended = attend_in_blocks(queries, keys, values, bias, scores.scaling, scores.softcap, scores.sinks)
+    return attended[:, :, :num_rows]
 
 
 @contextmanager
@@ -208,18 +178,19 @@ def klero_attention(
         )
     step, cache = context
     layer = _checked_layer(module, attention_mask, others)
-    output = paged_attention(
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        layer,
-        step,
-        cache,
-        scaling=scaling,
-        sliding_window=_window_of_config(module, layer) if sliding_window is _UNSAID else sliding_window,
-        softcap=softcap,
-        sinks=s_aux,
-    )
+    window = _window_of_config(module, layer) if sliding_window is _UNSAID else sliding_window
+    tokens = step.num_tokens  # what follows is padding of the step, which has neither keys nor an output
+    with torch._C.DisableTorchFunction():
+        attended = paged_attention(
+            query[0, :, :tokens].transpose(0, 1),
+            key[0, :, :tokens].transpose(0, 1),
+            value[0, :, :tokens].transpose(0, 1),
+            layer,
+            step,
+            cache,
+            Scores(scaling, window, softcap, s_aux),
+        )
+        output = F.pad(attended, (0, 0, 0, 0, 0, query.shape[2] - tokens))
     return output.unsqueeze(0), None
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 
 from klero.engine.models.attention import running
+from klero.engine.models.invariant.forward import BatchInvariant
+from klero.engine.models.invariant.rows import num_rows
 from klero.engine.models.paging import PagedCache, PagedStep
 from klero.errors import ModelError
 
@@ -52,20 +56,30 @@ def call(module: Any, weights: dict[str, torch.Tensor] | None, **arguments: Any)
 
 
 def run_step(
-    module: Any, step: StepArrays, cache: PagedCache, weights: dict[str, torch.Tensor] | None = None
+    module: Any,
+    step: StepArrays,
+    cache: PagedCache,
+    weights: dict[str, torch.Tensor] | None = None,
+    *,
+    deterministic: bool = False,
 ) -> torch.Tensor:
-    """Return the logits [R, V] of `module`, already switched to klero's attention, for one packed step."""
+    """Return the logits [R, V] of `module`, already switched to klero's attention, for one packed step.
+
+    deterministic: a row's bits do not depend on what else is in the step (klero.engine.models.invariant).
+    """
     device = module.device
     rows = torch.from_numpy(step.logits_rows).to(device)
+    missing = num_rows(len(step.input_ids)) - len(step.input_ids) if deterministic else 0
     arguments = {
-        "input_ids": torch.from_numpy(step.input_ids).long().to(device)[None],
-        "position_ids": torch.from_numpy(step.positions).long().to(device)[None],
+        name: F.pad(torch.from_numpy(array).long(), (0, missing)).to(device)[None]
+        for name, array in (("input_ids", step.input_ids), ("position_ids", step.positions))
     }
     # Caps and scales stand behind the head in some models, so the module's own forward picks the rows.
     kind: Any = type(module)
     keeps = _takes_logits_to_keep(kind)
     if keeps:
         arguments["logits_to_keep"] = rows
-    with torch.inference_mode(), running(PagedStep.build(step, cache.block_size, device), cache):
+    paged = PagedStep(step, cache.block_size, device, deterministic=deterministic)
+    with torch.inference_mode(), running(paged, cache), BatchInvariant() if deterministic else nullcontext():
         logits = call(module, weights, **arguments)
     return logits if keeps else logits[rows]

@@ -2,7 +2,7 @@
 
 Block b of size s covers the cache rows b*s .. b*s+s-1 of every layer. `PagedStep` turns the host's step
 arrays into the tensors that all layers share, once a step; `PagedCache` holds the layers' keys and values.
-Legend: T tokens of the step, B decodes of a group, L gathered keys, H query heads, Hk key heads, D head
+Legend: T tokens of the step, B sequences and Q queries of a span, L gathered keys, H query heads, Hk key heads, D head
 width.
 """
 
@@ -18,6 +18,7 @@ from klero.errors import ModelError
 
 if TYPE_CHECKING:
     from klero.batch import StepArrays
+    from klero.engine.models.invariant.attention import KeyClass
 
 
 def attention_bias(
@@ -34,104 +35,109 @@ def attention_bias(
 
 
 @dataclass
-class DecodeGroup:
-    """Sequences with one query token each, read as one padded batch."""
+class Span:
+    """Queries and the keys they may see, as one call of an attention: a group of decodes, or one chunk of a prompt.
 
-    tokens: torch.Tensor  # int64 [B]: where in the step the queries are
+    A group is B sequences with one query each; a chunk is one sequence with two queries or more, B = 1.
+    """
+
+    tokens: torch.Tensor  # int64 [B*Q]: where in the step the queries are, sequence by sequence
     blocks: torch.Tensor  # int64 [B*blocks of the longest]: what to gather, sequence by sequence
-    last_positions: torch.Tensor  # int64 [B]: position of the query, which is also the last key
-    length: int  # L: gathered keys of each sequence, a whole number of blocks
-    _bias: dict[tuple[int | None, torch.dtype], torch.Tensor] = field(default_factory=dict)
-
-    def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """Return the additive mask [B, 1, 1, L]; kept, since every layer asks for it again."""
-        if (window, dtype) not in self._bias:
-            queries = self.last_positions.view(-1, 1, 1, 1)
-            keys = torch.arange(self.length, device=queries.device)
-            self._bias[window, dtype] = attention_bias(queries, keys, window, dtype)
-        return self._bias[window, dtype]
-
-
-@dataclass
-class PrefillChunk:
-    """Two or more neighbouring tokens of one sequence."""
-
-    start: int  # the tokens start:stop of the step
-    stop: int
-    blocks: torch.Tensor  # int64: the blocks of the sequence so far
-    seq_len: int  # tokens of the sequence, this chunk included
+    positions: torch.Tensor  # int64 [B, 1, Q, 1]: of the queries
+    num_keys: int  # L: keys of each sequence in the call, those that nobody may see included
     _bias: dict[tuple[int | None, torch.dtype], torch.Tensor] = field(default_factory=dict)
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the chunk is all of its sequence, so that no key has to be fetched."""
-        return self.stop - self.start == self.seq_len
+    def batch(self) -> int:
+        """B: sequences."""
+        return self.positions.shape[0]
 
-    def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """Return the additive mask [1, 1, tokens of the chunk, seq_len]; kept for the next layer."""
+    @property
+    def whole(self) -> slice | None:
+        """The tokens of the step, if this is a chunk that is all of its sequence: no key has to be fetched."""
+        num_tokens = len(self.tokens)
+        if self.batch == 1 and num_tokens > 1 and num_tokens == self.num_keys:
+            return slice(int(self.tokens[0]), int(self.tokens[0]) + num_tokens)
+        return None
+
+    def bias(self, window: int | None, dtype: torch.dtype, num_rows: int) -> torch.Tensor:
+        """Return the additive mask [B, 1, num_rows, L], or [B, 1, 1, L] of decodes; kept for the next layer.
+
+        Rows beyond the queries are padding: they see what the last query sees.
+        """
         if (window, dtype) not in self._bias:
-            keys = torch.arange(self.seq_len, device=self.blocks.device)
-            queries = keys[self.seq_len - (self.stop - self.start) :].view(1, 1, -1, 1)
-            self._bias[window, dtype] = attention_bias(queries, keys, window, dtype)
+            keys = torch.arange(self.num_keys, device=self.positions.device)
+            bias = attention_bias(self.positions, keys, window, dtype)
+            missing = num_rows - bias.shape[2]
+            if bias.shape[2] > 1 and missing > 0:
+                bias = torch.cat([bias, bias[:, :, -1:].expand(-1, -1, missing, -1)], 2)
+            self._bias[window, dtype] = bias
         return self._bias[window, dtype]
 
 
-@dataclass
 class PagedStep:
-    """One step as the layers see it."""
+    """One step as the layers see it: where keys and values go, and the spans that are attended."""
 
-    slot_mapping: torch.Tensor  # int64 [T]: cache row of each token's key and value
-    fresh_blocks: torch.Tensor  # int64: blocks whose first row is written in this step
-    decodes: list[DecodeGroup]
-    prefills: list[PrefillChunk]
+    def __init__(
+        self,
+        step: StepArrays,
+        block_size: int,
+        device: torch.device | str = "cpu",
+        *,
+        deterministic: bool = False,
+    ) -> None:
+        self.deterministic = deterministic
+        mapping = np.asarray(step.slot_mapping)
+        self.num_tokens = len(mapping)
+        self.slot_mapping = _to(mapping, device)  # int64 [T]: cache row of each token's key and value
+        self.fresh_blocks = _to(mapping[mapping % block_size == 0] // block_size, device)  # first row written here
+        self._step, self._block_size, self._device = step, block_size, device
+        self._spans: dict[KeyClass | None, list[Span]] = {}
 
-    @classmethod
-    def build(cls, step: StepArrays, block_size: int, device: torch.device | str = "cpu") -> PagedStep:
-        """Lay out `step` for blocks of `block_size` tokens."""
-        starts, seq_lens = step.query_starts, step.seq_lens
-        num_queries = np.diff(starts)
-        prefills = []
-        for n in np.flatnonzero(num_queries > 1):
-            blocks = step.block_tables[n, : -(-int(seq_lens[n]) // block_size)]
-            prefills.append(PrefillChunk(int(starts[n]), int(starts[n + 1]), _to(blocks, device), int(seq_lens[n])))
-        slot_mapping = np.asarray(step.slot_mapping)
-        return cls(
-            slot_mapping=_to(slot_mapping, device),
-            fresh_blocks=_to(slot_mapping[slot_mapping % block_size == 0] // block_size, device),
-            decodes=_group_decodes(step, np.flatnonzero(num_queries == 1), block_size, device),
-            prefills=prefills,
+    def spans(self, shape: KeyClass | None) -> list[Span]:
+        """Lay the step out for a kind of attention, once: key lengths as `shape` says; None: no more than needed."""
+        if shape not in self._spans:
+            lengths = self._step.seq_lens.astype(np.int64)
+            # without a class, whole blocks for decodes, and exact lengths for chunks, which need no mask then
+            num_queries = np.diff(self._step.query_starts)
+            padded = lengths if shape is None else np.array([shape.num_keys(int(n)) for n in lengths])
+            decodes = self._decodes(np.flatnonzero(num_queries == 1), padded, shape is None)
+            chunks = [self._span(np.array([n]), int(padded[n])) for n in np.flatnonzero(num_queries > 1)]
+            self._spans[shape] = decodes + chunks
+        return self._spans[shape]
+
+    def _decodes(self, members: np.ndarray, lengths: np.ndarray, in_blocks: bool) -> list[Span]:
+        """Group decodes, longest first, so that nobody is padded to more than twice its length."""
+        if in_blocks:
+            lengths = -(-lengths // self._block_size) * self._block_size
+        members = members[np.argsort(-lengths[members], kind="stable")]
+        spans, first = [], 0
+        while first < len(members):
+            longest = int(lengths[members[first]])
+            last = first + int(np.count_nonzero(lengths[members[first:]] * 2 >= longest))
+            spans.append(self._span(members[first:last], longest))
+            first = last
+        return spans
+
+    def _span(self, members: np.ndarray, num_keys: int) -> Span:
+        """The sequences `members`, of equal numbers of queries, over `num_keys` keys."""
+        step = self._step
+        num_queries = int(step.query_starts[members[0] + 1] - step.query_starts[members[0]])
+        counts = -(-step.seq_lens[members].astype(np.int64) // self._block_size)
+        # Padding repeats a sequence's own last block, never block 0: a NaN of a neighbour times weight 0 is NaN.
+        columns = np.minimum(np.arange(-(-num_keys // self._block_size)), counts[:, None] - 1)
+        queries = np.arange(num_queries)
+        positions = step.seq_lens[members, None].astype(np.int64) - num_queries + queries
+        return Span(
+            tokens=_to((step.query_starts[members, None] + queries).reshape(-1), self._device),
+            blocks=_to(step.block_tables[members[:, None], columns].reshape(-1), self._device),
+            positions=_to(positions, self._device).view(len(members), 1, num_queries, 1),
+            num_keys=num_keys,
         )
 
 
 def _to(array: Any, device: torch.device | str) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(device)
-
-
-def _group_decodes(
-    step: StepArrays, decodes: np.ndarray, block_size: int, device: torch.device | str
-) -> list[DecodeGroup]:
-    """Group decodes, longest first, so that nobody is padded to more than twice its length."""
-    num_blocks = -(-step.seq_lens[decodes].astype(np.int64) // block_size)
-    order = np.argsort(-num_blocks, kind="stable")
-    decodes, num_blocks = decodes[order], num_blocks[order]
-    groups, first = [], 0
-    while first < len(decodes):
-        longest = int(num_blocks[first])
-        last = first + int(np.count_nonzero(num_blocks[first:] * 2 >= longest))
-        members = decodes[first:last]
-        # Padding repeats a sequence's own last block, never block 0: a NaN of a neighbour times weight 0 is
-        # NaN.
-        columns = np.minimum(np.arange(longest), num_blocks[first:last, None] - 1)
-        groups.append(
-            DecodeGroup(
-                tokens=_to(step.query_starts[members], device),
-                blocks=_to(step.block_tables[members[:, None], columns].reshape(-1), device),
-                last_positions=_to(step.seq_lens[members] - 1, device),
-                length=longest * block_size,
-            )
-        )
-        first = last
-    return groups
 
 
 @dataclass
@@ -188,8 +194,8 @@ class PagedCache:
         cache.values.index_copy_(0, step.slot_mapping, values.to(cache.values.dtype))
         return cache
 
-    def gather(self, tensor: torch.Tensor, blocks: torch.Tensor, batch: int) -> torch.Tensor:
-        """Return the rows of `blocks` as [batch, Hk, L, D] (a view of a fresh [batch, L, Hk, D])."""
+    def gather(self, tensor: torch.Tensor, span: Span) -> torch.Tensor:
+        """Return the keys or values of a span as [B, Hk, L, D] (a view of a fresh [B, L or a little more, Hk, D])."""
         heads, width = tensor.shape[1:]
-        rows = tensor.view(self.num_blocks, -1).index_select(0, blocks)
-        return rows.view(batch, -1, heads, width).transpose(1, 2)
+        rows = tensor.view(self.num_blocks, -1).index_select(0, span.blocks)
+        return rows.view(span.batch, -1, heads, width)[:, : span.num_keys].transpose(1, 2)

@@ -55,9 +55,10 @@ def pack(chunks: list[tuple[np.ndarray, int, int]], block_tables: np.ndarray) ->
     )
 
 
-def probe(module: Any) -> ProbeResult:
+def probe(module: Any, *, deterministic: bool = False) -> ProbeResult:
     """Compare `module`, switched to klero's attention before and after, with its eager attention.
 
+    deterministic: compare packed steps with each request alone as well, in bits and in the module's own dtype.
     ModelError, with the cause attached, if it cannot compute packed steps or computes something else.
     """
     name = type(module).__name__
@@ -78,6 +79,8 @@ def probe(module: Any) -> ProbeResult:
             "keys and values (or stay on an attention of their own); such a model needs a Model of its own"
         )
     _compare(name, packed.float(), expected.float(), module.dtype if weights is None else torch.float32)
+    if deterministic:
+        _check_bits(module, first, second)
     return ProbeResult(vocab_size=int(packed.shape[1]), layer_shapes=cache.shapes())
 
 
@@ -88,13 +91,32 @@ def _requests(module: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _packed_logits(
-    module: Any, weights: Weights, first: np.ndarray, second: np.ndarray, cache: PagedCache
+    module: Any,
+    weights: Weights,
+    first: np.ndarray,
+    second: np.ndarray,
+    cache: PagedCache,
+    *,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """Return the logits of all 17 tokens, first request first, from two packed steps over shuffled blocks."""
     tables = np.array([[5, 2, 0], [1, 7, 3]], np.int32)
-    early = run_step(module, pack([(first, 0, 7), (second, 0, 4)], tables), cache, weights)
-    late = run_step(module, pack([(first, 7, 8), (second, 4, 9)], tables), cache, weights)
+    early = run_step(module, pack([(first, 0, 7), (second, 0, 4)], tables), cache, weights, deterministic=deterministic)
+    late = run_step(module, pack([(first, 7, 8), (second, 4, 9)], tables), cache, weights, deterministic=deterministic)
     return torch.cat([early[:7], late[:1], early[7:], late[1:]])
+
+
+def _check_bits(module: Any, first: np.ndarray, second: np.ndarray) -> None:
+    """Raise ModelError unless each request alone, in one piece, has the bits of the packed steps."""
+    cache = PagedCache(num_blocks=8, block_size=BLOCK_SIZE)
+    packed = _packed_logits(module, None, first, second, cache, deterministic=True)
+    for ids, rows in ((first, packed[:8]), (second, packed[8:])):
+        step = pack([(ids, 0, len(ids))], np.array([[6, 4, 5]], np.int32))
+        if not torch.equal(run_step(module, step, cache, deterministic=True), rows):
+            raise ModelError(
+                f"{type(module).__name__}: a request alone and the same one in company give other bits on this "
+                "machine, with all products in one class; pass deterministic=False to run it all the same"
+            )
 
 
 def _eager_logits(module: Any, weights: Weights, requests: tuple[np.ndarray, ...]) -> torch.Tensor:

@@ -31,6 +31,9 @@ class Model(Protocol):
     uses_blocks: bool
     """True: keys and values lie in the engine's blocks. False: the model keeps its sequences, by slot."""
 
+    deterministic: bool
+    """True: a row's logits are the same bits whatever else a step computes, and however its prompt was cut."""
+
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Make room for `num_blocks` blocks of `block_size` tokens, in every layer.
 

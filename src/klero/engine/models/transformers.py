@@ -25,22 +25,32 @@ class TransformersModel:
     that. Loading probes two short requests against the module's own eager attention; a model that does not
     agree is refused with ModelError.
 
-    `tokenizer` contributes its end id. `max_model_len` may shorten the model's context length, never exceed
-    it.
+    `tokenizer` contributes its end id. `max_model_len` may shorten the model's context length, never exceed it.
+    `deterministic` (the default on the CPU): a row's logits are the same bits whatever else a step computes, and
+    however its prompt was cut; see klero.engine.models.invariant. Another number of torch's threads may have other
+    bits: it is measured when it is first met.
     """
 
     uses_blocks = True
 
-    def __init__(self, module: Any, *, tokenizer: Any = None, max_model_len: int | None = None) -> None:
+    def __init__(
+        self,
+        module: Any,
+        *,
+        tokenizer: Any = None,
+        max_model_len: int | None = None,
+        deterministic: bool | None = None,
+    ) -> None:
         register()
         checks.check_module(module)
         config = module.config.get_text_config()
         self.module, self.tokenizer = module, tokenizer
+        self.deterministic = module.device.type == "cpu" if deterministic is None else deterministic
         former = module.config._attn_implementation
         try:
             self._take_over()
             self.max_model_len = checks.context_length(config, max_model_len)
-            found = probe(module)
+            found = probe(module, deterministic=self.deterministic)
         except ModelError:
             if former != ATTENTION_NAME:
                 module.set_attn_implementation(former)  # a module that is refused goes back as it came
@@ -79,7 +89,7 @@ class TransformersModel:
         if self._cache is None:
             raise ModelError("forward before allocate: call allocate(num_blocks, block_size) once first")
         self._take_over()
-        return run_step(self.module, step, self._cache)
+        return run_step(self.module, step, self._cache, deterministic=self.deterministic)
 
     def release(self, slot: int) -> None:
         """Nothing to forget: the engine owns the blocks and hands them on."""
