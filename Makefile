@@ -24,7 +24,7 @@ check: $(READY)  ## lint, types, import directions
 bench: $(READY)  ## klero beside its peers, in one run
 	$(BIN)/python -m benchmarks.run
 
-check-wheel: $(READY)  ## build the wheel and sample from it in an empty environment, core dependencies alone
+check-wheel: $(READY)  ## build the wheel; sample and generate from it in empty environments
 	$(BIN)/python tests/wheel/check.py
 
 clean:  ## remove what was built, the environment included

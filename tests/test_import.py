@@ -19,10 +19,10 @@ def test_import_pulls_in_nothing_heavy():
 
 def test_the_public_names_are_these():
     assert sorted(klero.__all__) == [
-        "BlockError", "CompletionOutput", "Explanation", "KleroError", "LLM", "LogitsError", "MissingExtra",
-        "ModelError", "OptionError", "ParameterError", "RequestError", "RequestOutput", "RowParams", "SampleState",
-        "Sampled", "Sampler", "SamplingParams", "Seat", "Slot", "SlotError", "Step", "TokenUpdate", "explain",
-        "sample",
+        "AsyncLLM", "BlockError", "CompletionOutput", "Delta", "Explanation", "KleroError", "LLM", "LogitsError",
+        "MissingExtra", "ModelError", "OptionError", "ParameterError", "RequestError", "RequestMetrics",
+        "RequestOutput", "RowParams", "SampleState", "Sampled", "Sampler", "SamplingParams", "Seat", "Slot",
+        "SlotError", "Step", "TokenUpdate", "explain", "sample",
     ]  # fmt: skip
     for name in klero.__all__:
         assert getattr(klero, name) is not None

@@ -23,13 +23,15 @@ from klero.sampling.sampler import Sampler, SampleState, Seat, TokenUpdate
 from klero.sampling.stateless import Sampled, sample
 
 if TYPE_CHECKING:
-    from klero.engine import LLM, CompletionOutput, RequestOutput
+    from klero.engine import LLM, AsyncLLM, CompletionOutput, Delta, RequestMetrics, RequestOutput
 
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "BlockError",
     "CompletionOutput",
+    "Delta",
     "Explanation",
     "KleroError",
     "LogitsError",
@@ -38,6 +40,7 @@ __all__ = [
     "OptionError",
     "ParameterError",
     "RequestError",
+    "RequestMetrics",
     "RequestOutput",
     "RowParams",
     "SampleState",
@@ -56,7 +59,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load the engine when it is asked for: the library alone does without it."""
-    if name in ("LLM", "CompletionOutput", "RequestOutput"):
+    if name in ("LLM", "AsyncLLM", "CompletionOutput", "Delta", "RequestMetrics", "RequestOutput"):
         import klero.engine
 
         return getattr(klero.engine, name)

@@ -18,7 +18,8 @@ def klero(*arguments, stdin=None, block=()):
     code = "import sys; sys.modules.update(dict.fromkeys(sys.argv.pop(1).split(','))); "
     code += "sys.modules.pop('', None); from klero.cli import main; main()"
     command = [sys.executable, "-c", code, ",".join(block), *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=300)
+    sent = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
+    return subprocess.run(command, **sent, capture_output=True, text=True, timeout=300)
 
 
 def test_explain_prints_the_table():
@@ -55,6 +56,8 @@ def test_explain_reads_a_file(tmp_path):
         (["generate"], "no prompt"),
         (["generate", "x", "--file", "y"], "stand beside"),
         (["generate", "--file", "nowhere.jsonl"], "No such file"),
+        (["fetch", "gpt2"], "klero fetches smollm2 and no other"),
+        (["bench", "--repeat", "0"], "--repeat=0: must be at least 1"),
         (["generate", "x", "--max-tokens", "0"], "max_tokens=0"),
         (["generate", "x", "--max-num-seqs", "0"], "max_num_seqs=0"),
         (["generate", "x", "--model", "./no-such-model"], "no-such-model"),
@@ -89,7 +92,7 @@ def test_json_lines_are_checked(line, words):
 def test_the_bare_command_says_what_to_install():
     done = klero("generate", "x", block=["typer"])
     assert done.returncode == 1
-    assert "pip install 'klero[cli]'" in done.stderr
+    assert "pip install 'klero[engine]'" in done.stderr
 
 
 def test_generating_without_the_engine_says_what_to_install():

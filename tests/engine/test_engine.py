@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.engine.free import assert_all_free
 
 from klero import LogitsError, ModelError, OptionError, ParameterError, SamplingParams, sample
 from klero.engine import LLM, Engine
@@ -77,16 +78,6 @@ def test_tokens_do_not_depend_on_batch_order_budget_or_blocks(model, order, max_
         for choice in output.outputs:
             assert choice.token_ids == by_hand(PROMPTS[i], PARAMS[i], seed, choice.index), (i, choice.index)
     assert_all_free(llm.engine)
-
-
-def assert_all_free(engine: Engine) -> None:
-    assert engine.num_unfinished == 0
-    assert engine.sampler.slots.num_free == engine.sampler.slots.num_slots
-    assert not engine.scheduler.running
-    assert not engine.scheduler.waiting
-    if engine.blocks is not None:
-        assert engine.blocks.num_free == engine.blocks.num_blocks
-        assert not engine.blocks.tables.any()
 
 
 def test_preemption_happens_and_changes_nothing():

@@ -94,6 +94,18 @@ def test_the_prompt_can_be_truncated(llm):
     assert cut.outputs[0].token_ids == full.outputs[0].token_ids
 
 
+def test_chat_is_generate_on_the_templates_ids_and_streams_the_same(llm):
+    messages = [{"role": "user", "content": "Say hi."}]
+    params = SamplingParams(max_tokens=12)
+    (output,) = llm.chat(messages, params)
+    text = llm.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert output.prompt_token_ids == tuple(llm.tokenizer(text, add_special_tokens=False).input_ids)
+    deltas = list(llm.stream(llm.render(messages), params))
+    assert "".join(delta.text for delta in deltas) == output.outputs[0].text
+    assert output.outputs[0].reproducible == llm.engine.model.deterministic
+    assert 0 < output.metrics.seconds_to_first_token < output.metrics.seconds_total
+
+
 def test_an_unknown_model_says_what_was_tried():
     with pytest.raises(ModelError, match="no-such-model"):
         LLM("./no-such-model")

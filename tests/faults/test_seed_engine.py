@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
+import numpy as np
 import pytest
 
-from klero import SamplingParams
+from klero import ParameterError, SamplingParams
 from klero.engine import LLM, Engine
+from klero.testing import assert_draws, distribution
 from klero.testing.models import PagedToyModel, ToyModel
 
 
@@ -75,3 +80,60 @@ def test_IB_03_every_request_keeps_its_own_parameters():
     greedy = LLM(ToyModel()).generate([[1], [2], [3]], SamplingParams(max_tokens=3))
     assert together[0].outputs[0].token_ids == greedy[0].outputs[0].token_ids[:1]
     assert together[2].outputs[0].token_ids == greedy[2].outputs[0].token_ids[:2]
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)])
+def test_SD_06_every_64_bit_seed_is_a_seed_and_reported(seed):
+    """Two runs are identical, and so is one with the seed as reported, 0 .. 2^64-1; -1 is a seed, not "unset"."""
+    llm = LLM(ToyModel(vocab_size=256, scale=0.0))
+    params = [SamplingParams(temperature=1.0, seed=one, max_tokens=16) for one in (seed, seed, seed % 2**64)]
+    answers = [llm.generate([1], one)[0].outputs[0] for one in params]
+    assert {answer.seed for answer in answers} == {seed % 2**64}
+    assert len({answer.token_ids for answer in answers}) == 1
+    deltas = list(llm.stream([1], params[0]))
+    assert {delta.seed for delta in deltas} == {seed % 2**64}
+
+
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1, 1.5, "7"])
+def test_SD_06_anything_else_is_told_before_a_batch(seed):
+    model = ToyModel()
+    with pytest.raises(ParameterError, match="seed"):
+        LLM(model).generate([1], SamplingParams(temperature=1.0, seed=seed, max_tokens=2))
+    with pytest.raises(ParameterError, match="seed"):
+        LLM(model, seed=seed)
+    assert model.num_forwards == 0
+
+
+UNSEEDED = {"temperature": 1.5, "top_p": 0.95, "top_k": 500}
+
+
+def test_SD_07_two_requests_without_a_seed_differ():
+    llm = LLM(ToyModel(vocab_size=1024, scale=0.0))
+    params = SamplingParams(**UNSEEDED, max_tokens=16)
+    answers = [o.outputs[0] for o in llm.generate([[1], [1]], params) + llm.generate([[1]], params)]
+    assert len({answer.token_ids for answer in answers}) == 3
+    assert len({answer.seed for answer in answers}) == 3
+
+
+def test_SD_07_two_process_starts_differ():
+    program = (
+        "import klero, klero.testing.models as m\n"
+        "p = klero.SamplingParams(temperature=1.5, top_p=0.95, top_k=500, max_tokens=16)\n"
+        "(o,) = klero.LLM(m.ToyModel(vocab_size=1024, scale=0.0)).generate([1], p)\n"
+        "print(o.outputs[0].token_ids, o.outputs[0].seed)"
+    )
+    other = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    params = SamplingParams(**UNSEEDED, max_tokens=16)
+    (output,) = LLM(ToyModel(vocab_size=1024, scale=0.0)).generate([1], params)
+    assert other.startswith("(")
+    assert str(output.outputs[0].token_ids) not in other
+    assert str(output.outputs[0].seed) not in other
+
+
+def test_SD_07_first_tokens_of_5000_requests_fill_the_kept_set_evenly():
+    # Fresh seeds: this one may fail by chance, once in 10^7 runs.
+    params = SamplingParams(**UNSEEDED, max_tokens=1)
+    llm = LLM(ToyModel(vocab_size=1024, scale=0.0), max_num_seqs=256)
+    outputs = llm.generate([[1]] * 5000, params)
+    first = np.array([output.outputs[0].token_ids[0] for output in outputs])
+    assert_draws(first, distribution(np.zeros(1024, np.float32), params), false_alarm=1e-7)

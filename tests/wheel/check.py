@@ -1,4 +1,8 @@
-"""Build the wheel, install it with its core dependencies alone into an empty environment, and sample there."""
+"""Build the wheel, and try what the README promises of it in empty environments.
+
+With its core dependencies alone it samples; with the extra `engine` and an empty cache, `klero generate` fetches the
+default model and answers, and does it again without a network.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,10 +37,52 @@ print(f"wheel: {len(rows)} golden rows on both backends, klero {klero.__version_
 """
 
 
-def run(*command: str | Path, cwd: Path, **options: object) -> subprocess.CompletedProcess[str]:
+def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None, **options: Any) -> Any:
     """Run a command without the repository in sight."""
-    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "NUMBA_CACHE_DIR")}
-    return subprocess.run([str(c) for c in command], cwd=cwd, env=env, text=True, **options)  # type: ignore[call-overload]
+    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "NUMBA_CACHE_DIR", "HF_HUB_OFFLINE")}
+    return subprocess.run([str(c) for c in command], cwd=cwd, env=clean | (env or {}), text=True, **options)
+
+
+def new_environment(place: Path, name: str, *installs: tuple[str | Path, ...]) -> Path:
+    """A fresh environment with these installed, one after the other; its directory of commands."""
+    run(sys.executable, "-m", "venv", place / name, cwd=place, check=True)
+    commands = place / name / "bin"
+    pip = (commands / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile")
+    for install in installs:
+        run(*pip, "-c", ROOT / "constraints.txt", *install, cwd=place, check=True)
+    return commands
+
+
+def check_library(place: Path, wheel: Path) -> None:
+    """The core alone: golden rows, and a command that says what it lacks."""
+    commands = new_environment(place, "library", (wheel,))
+    shutil.copy(ROOT / "tests" / "golden" / "draw.json", place)
+    run(commands / "python", "-c", SAMPLE, "draw.json", cwd=place, check=True)
+    bare = run(commands / "klero", cwd=place, capture_output=True)
+    assert bare.returncode == 1, bare
+    assert "pip install 'klero[engine]'" in bare.stderr, bare.stderr
+    print("wheel: the bare command says what to install")
+
+
+def check_engine(place: Path, wheel: Path) -> None:
+    """pip install 'klero[engine]' && klero generate "..."; the second time nothing may come from outside."""
+    begin = time.perf_counter()
+    commands = new_environment(place, "engine", ("torch==2.13.0",), (f"{wheel}[engine]",))
+    print(f"wheel: klero[engine] installed in {time.perf_counter() - begin:.0f} s")
+    env = {"KLERO_CACHE": str(place / "cache"), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(place / "nothing"), "HF_HUB_OFFLINE": "1"}
+    texts = []
+    for further, said in ((env, True), (env | offline, False)):
+        begin = time.perf_counter()
+        generate = (commands / "klero", "generate", "The capital of France is", "--max-tokens", "5")
+        done = run(*generate, cwd=place, env=further, capture_output=True, stdin=subprocess.DEVNULL)
+        assert done.returncode == 0, done.stderr
+        assert ("fetching the default model once" in done.stderr) == said, done.stderr
+        texts.append(done.stdout.split("---")[0])
+        how = "fetched, converted and generated" if said else "generated offline"
+        print(f"wheel: {how} in {time.perf_counter() - begin:.0f} s: {texts[-1].splitlines()}")
+    assert "Paris" in texts[0], texts
+    assert texts[0] == texts[1], texts
 
 
 def main() -> None:
@@ -44,16 +92,8 @@ def main() -> None:
         build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", place, ROOT)
         run(*build, cwd=place, check=True, stdout=subprocess.DEVNULL)
         (wheel,) = place.glob("*.whl")
-        run(sys.executable, "-m", "venv", place / "env", cwd=place, check=True)
-        python = place / "env" / "bin" / "python"
-        pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", ROOT / "constraints.txt")
-        run(*pip, wheel, cwd=place, check=True)
-        shutil.copy(ROOT / "tests" / "golden" / "draw.json", place)
-        run(python, "-c", SAMPLE, "draw.json", cwd=place, check=True)
-        bare = run(place / "env" / "bin" / "klero", cwd=place, capture_output=True)
-        assert bare.returncode == 1, bare
-        assert "pip install 'klero[cli]'" in bare.stderr, bare.stderr
-        print("wheel: the bare command says what to install")
+        check_library(place, wheel)
+        check_engine(place, wheel)
 
 
 if __name__ == "__main__":

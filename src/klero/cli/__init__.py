@@ -15,8 +15,8 @@ def main() -> None:
         import typer  # noqa: F401
     except ImportError:
         sys.exit(
-            "The klero command needs typer and tqdm; pip install 'klero[cli]' "
-            "(to generate: 'klero[cli,engine]', the CPU build of torch first)"
+            "The klero command needs typer and tqdm; pip install 'klero[engine]' brings them and the engine "
+            "(the CPU build of torch first), 'klero[cli]' brings them alone"
         )
     from klero.cli.app import run
 

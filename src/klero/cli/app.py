@@ -7,18 +7,25 @@ import sys
 import typer
 
 import klero
+from klero.cli.bench import bench
 from klero.cli.explain import explain
+from klero.cli.fetch import fetch
 from klero.cli.generate import generate
+from klero.cli.models import models
+from klero.cli.warmup import warmup
 from klero.errors import KleroError
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # joins the lines of a paragraph
     help="From logits to tokens: the same seed, the same text, whatever else is running.",
 )
 app.command()(generate)
 app.command(context_settings={"ignore_unknown_options": True})(explain)  # a row may begin with -1
+for command in (fetch, models, warmup, bench):
+    app.command()(command)
 
 
 def _version(asked: bool) -> None:

@@ -2,146 +2,134 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from klero.cli import generation_config, show
 from klero.cli import options as o
-from klero.errors import KleroError, ParameterError, RequestError
-from klero.params import SamplingParams
-from klero.params.aliases import resolve_aliases
+from klero.cli.requests import Asked, read
+from klero.errors import KleroError, RequestError
 
-PROMPT_FIELDS = ("prompt", "prompt_token_ids")
+if TYPE_CHECKING:
+    from klero.engine import LLM, Progress, RequestOutput
+    from klero.params import SamplingParams
 
 
 def generate(
-    prompts: Annotated[list[str] | None, typer.Argument(help="Texts to continue.", show_default=False)] = None,
-    model: Annotated[str, typer.Option(help="smollm2, a folder, a GGUF file or a hub id.")] = "smollm2",
+    prompts: Annotated[
+        list[str] | None, typer.Argument(help='Texts to continue; "-": standard input.', show_default=False)
+    ] = None,
+    model: Annotated[str, typer.Option(help=o.MODEL)] = "smollm2",
     file: Annotated[
         str | None,
-        typer.Option(help='JSON lines ("-": standard input), {"prompt": ..., "top_p": ...}, each its own fields.'),
+        typer.Option(help='JSON lines ("-": standard input), such as {"prompt": ..., "top_p": ...}.'),
     ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Each prompt is a user's message to a chat model.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    generation_config: Annotated[
+        bool, typer.Option("--generation-config", help="Take the model's own parameters and print them; options win.")
+    ] = False,
     temperature: o.Temperature = None,
     top_k: o.TopK = None,
     top_p: o.TopP = None,
     min_p: o.MinP = None,
     seed: o.Seed = None,
-    n: o.NumChoices = 1,
-    max_tokens: o.MaxTokens = 256,
-    min_tokens: o.MinTokens = 0,
+    n: o.NumChoices = None,
+    max_tokens: o.MaxTokens = None,
+    min_tokens: o.MinTokens = None,
     stop: o.Stop = None,
     stop_token_id: o.StopTokenId = None,
     ignore_eos: o.IgnoreEos = False,
     include_stop: o.IncludeStop = False,
     echo: o.Echo = False,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    max_num_seqs: Annotated[int, typer.Option(help="Sequences at a time.")] = 64,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    dtype: o.Dtype = "auto",
+    deterministic: o.Deterministic = None,
+    max_num_seqs: o.MaxNumSeqs = 64,
+    max_num_batched_tokens: o.MaxNumBatchedTokens = 512,
+    max_model_len: o.MaxModelLen = None,
+    block_size: o.BlockSize = 16,
+    num_blocks: o.NumBlocks = None,
+    threads: o.Threads = None,
+    spin: o.Spin = None,
 ) -> None:
-    """Continue every prompt, all in one batch, and print text, finish reason, seed and tokens/s."""
-    common = o.params_of(
+    """Continue every prompt, all in one batch, and print text, finish reason, seed and tokens/s.
+
+    Prompts come as arguments, as JSON lines with --file, or as one text on standard input, whose last newline is
+    dropped. The line of a file says "prompt", "prompt_token_ids" or "messages" and any parameters of its own.
+    """
+    fields = o.given(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, n=n, max_tokens=max_tokens,
         min_tokens=min_tokens, stop=stop, stop_token_ids=stop_token_id, ignore_eos=ignore_eos,
         include_stop_str_in_output=include_stop, echo=echo,
     )  # fmt: skip
-    asked, params = _requests(prompts or [], file, common)
-    if not asked:
-        raise RequestError("no prompt: give one as an argument, or --file FILE with JSON lines")
+    asked = read(prompts or [], file, fields, chat=chat)
+    llm, loading = o.load(
+        model, dtype=dtype, deterministic=deterministic, max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len, block_size=block_size,
+        num_blocks=num_blocks, threads=threads, spin=spin,
+    )  # fmt: skip
+    params = _params(llm, asked, generation_config)
+    texts = _prompts(llm, asked)
+    start = time.perf_counter()
+    if len(asked) == 1 and params[0].n == 1 and not as_json and sys.stdout.isatty():
+        outputs = _stream(llm, asked[0], texts, params)
+    else:
+        outputs = _run(llm, texts, params)
+        for one, output in zip(asked, outputs, strict=True):
+            (show.print_json if as_json else show.print_text)(one, output)
+    seconds = time.perf_counter() - start
+    num_tokens = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
+    speed = f"{num_tokens} tokens in {seconds:.2f} s: {num_tokens / seconds:.1f} tokens/s"
+    print(f"{speed} (and {loading:.1f} s to load the model)", file=sys.stderr)
+
+
+def _params(llm: LLM, asked: list[Asked], from_model: bool) -> list[SamplingParams]:
+    """The parameters of each request; what comes from the model's generation config is printed."""
+    if not from_model:
+        return [one.params({}) for one in asked]
+    defaults = generation_config.of_model(llm.engine.model)
+    for line in defaults.lines():
+        print(f"klero: {line}", file=sys.stderr)
+    return [one.params(defaults.fields) for one in asked]
+
+
+def _prompts(llm: LLM, asked: list[Asked]) -> list[Any]:
+    """What the model gets; an error says which."""
+    prompts = []
+    for i, one in enumerate(asked):
+        try:
+            prompts.append(one.prompt(llm))
+        except KleroError as error:
+            raise RequestError(f"prompts[{i}]: {error}") from None
+    return prompts
+
+
+def _run(llm: LLM, prompts: list[Any], params: list[SamplingParams]) -> list[RequestOutput]:
+    """All in one batch, behind a progress bar on a terminal."""
     from tqdm import tqdm
 
-    from klero.engine import LLM, Progress
+    with tqdm(total=len(prompts), unit="request", disable=not sys.stderr.isatty(), leave=False) as bar:
 
-    print(f"loading {model} ...", file=sys.stderr)
-    begin = time.perf_counter()
-    llm = LLM(model, dtype=dtype, max_num_seqs=max_num_seqs)
-    start = time.perf_counter()
-    with tqdm(total=len(asked), unit="request", disable=not sys.stderr.isatty(), leave=False) as bar:
-
-        def show(progress: Progress) -> None:
+        def show_progress(progress: Progress) -> None:
             bar.set_postfix_str(f"{progress.num_tokens} tokens")
             bar.update(progress.done - bar.n)
 
-        outputs = llm.generate(asked, params, progress=show)
-    seconds = time.perf_counter() - start
-    for output in outputs:
-        (_print_json if as_json else _print_text)(output)
-    num_tokens = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
-    speed = f"{num_tokens} tokens in {seconds:.2f} s: {num_tokens / seconds:.1f} tokens/s"
-    print(f"{speed} (and {start - begin:.1f} s to load the model)", file=sys.stderr)
+        return llm.generate(prompts, params, progress=show_progress)
 
 
-def _requests(
-    prompts: list[str], file: str | None, common: SamplingParams
-) -> tuple[list[Any], SamplingParams | list[SamplingParams]]:
-    """Prompts and parameters from the arguments or from JSON lines, whose fields replace the options'."""
-    if file is None:
-        return list(prompts), common
-    if prompts:
-        raise RequestError("prompts stand beside --file; give one of them")
-    try:
-        text = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        lines = text.decode().split("\n")  # JSON lines end at a newline and nowhere else
-    except (OSError, UnicodeDecodeError, AttributeError) as error:
-        raise RequestError(f"--file {file}: cannot be read ({error})") from None
-    pairs: list[tuple[Any, SamplingParams]] = []
-    faults: list[str] = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                pairs.append(_of_line(line, common.for_prompt(len(pairs) + len(faults))))
-            except KleroError as error:
-                faults.append(f"line {number}: {error}")
-    if faults:
-        raise RequestError("\n       ".join(faults))
-    return [prompt for prompt, _ in pairs], [params for _, params in pairs]
-
-
-def _of_line(line: str, common: SamplingParams) -> tuple[Any, SamplingParams]:
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"not JSON ({error})") from None
-    given = [name for name in PROMPT_FIELDS if isinstance(fields, dict) and name in fields]
-    if len(given) != 1:
-        raise RequestError(f"must be an object with one of {' or '.join(PROMPT_FIELDS)}")
-    prompt = fields.pop(given[0])
-    if given == ["prompt"] and not isinstance(prompt, str):
-        raise RequestError(f"prompt={prompt!r}: must be a text; ids go into prompt_token_ids")
-    fields, faults = resolve_aliases(fields)
-    if faults:
-        raise ParameterError(faults)
-    return prompt, SamplingParams.from_dict(common.asked() | fields)
-
-
-def _print_text(output: Any) -> None:
-    for choice in output.outputs:
-        prompt = output.prompt if output.prompt is not None else list(output.prompt_token_ids)
-        reason = choice.finish_reason + (f" {choice.stop_reason!r}" if choice.stop_reason is not None else "")
-        reason += f": {choice.error}" if choice.error else ""
-        print(f"=== {prompt}\n{choice.text}")
-        print(f"--- {reason} · seed {choice.seed} · child {choice.index} · {len(choice.token_ids)} tokens")
-
-
-def _print_json(output: Any) -> None:
-    for choice in output.outputs:
-        print(
-            json.dumps(
-                {
-                    "request_id": output.request_id,
-                    "index": choice.index,
-                    "prompt": output.prompt,
-                    "text": choice.text,
-                    "prompt_token_ids": output.prompt_token_ids,
-                    "token_ids": choice.token_ids,
-                    "finish_reason": choice.finish_reason,
-                    "stop_reason": choice.stop_reason,
-                    "seed": choice.seed,
-                    "error": choice.error,
-                },
-                ensure_ascii=False,
-            )
-        )
+def _stream(llm: LLM, asked: Asked, prompts: list[Any], params: list[SamplingParams]) -> list[RequestOutput]:
+    """One choice on a terminal: its text as it comes."""
+    print(f"=== {asked.shown}")
+    deltas = llm.stream(prompts, params)
+    while True:
+        try:
+            print(next(deltas).text, end="", flush=True)
+        except StopIteration as end:
+            outputs: list[RequestOutput] = end.value
+            break
+    print()
+    show.print_end(outputs[0].outputs[0])
+    return outputs

@@ -1,15 +1,23 @@
-"""Options that several commands share, and how they become SamplingParams."""
+"""Options that several commands share, and what they become: SamplingParams, and an LLM."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from klero.params import SamplingParams
 
+if TYPE_CHECKING:
+    from klero.engine import LLM
+
 SHAPING = "Which token"
 TEXT = "Length, end and text"
+ENGINE = "Engine"
+MODEL = "smollm2, a folder, a GGUF file, a hub id or llama.cpp:FILE."
+REPEATABLE = "The same text in any company"
 
 Temperature = Annotated[
     float | None, typer.Option(rich_help_panel=SHAPING, help="0 .. 1e6; unset, with top-k and top-p: greedy.")
@@ -20,16 +28,59 @@ MinP = Annotated[float | None, typer.Option(rich_help_panel=SHAPING, help="Keep 
 Seed = Annotated[
     int | None, typer.Option(rich_help_panel=SHAPING, help="0 .. 2^64-1; unset: a fresh one for each prompt, printed.")
 ]
-NumChoices = Annotated[int, typer.Option("--n", rich_help_panel=SHAPING, help="Choices per prompt.")]
-MaxTokens = Annotated[int, typer.Option(rich_help_panel=TEXT, help="Generate at most so many tokens.")]
-MinTokens = Annotated[int, typer.Option(rich_help_panel=TEXT, help="Do not end before so many.")]
+NumChoices = Annotated[int | None, typer.Option("--n", rich_help_panel=SHAPING, help="Choices per prompt; unset: 1.")]
+MaxTokens = Annotated[
+    int | None, typer.Option(rich_help_panel=TEXT, help="Generate at most so many tokens; unset: 256.")
+]
+MinTokens = Annotated[int | None, typer.Option(rich_help_panel=TEXT, help="Do not end before so many.")]
 Stop = Annotated[list[str] | None, typer.Option(rich_help_panel=TEXT, help="Stop at this text; may be given again.")]
 StopTokenId = Annotated[list[int] | None, typer.Option(rich_help_panel=TEXT, help="Stop at this id; may be repeated.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", rich_help_panel=TEXT, help="Go on past the model's end.")]
 IncludeStop = Annotated[bool, typer.Option("--include-stop", rich_help_panel=TEXT, help="Keep the stop's text.")]
 Echo = Annotated[bool, typer.Option("--echo", rich_help_panel=TEXT, help="Put the prompt before the text.")]
 
+Dtype = Annotated[str, typer.Option(rich_help_panel=ENGINE, help="auto, float32, bfloat16 or float16.")]
+Deterministic = Annotated[
+    bool | None,
+    typer.Option(
+        "--deterministic/--no-deterministic",
+        rich_help_panel=REPEATABLE,  # on its own: two names beside each other leave no room for texts
+        help="Unset: where the model can be.",
+    ),
+]
+MaxNumSeqs = Annotated[int, typer.Option(rich_help_panel=ENGINE, help="Sequences at a time.")]
+MaxNumBatchedTokens = Annotated[
+    int, typer.Option(rich_help_panel=ENGINE, help="Tokens a step computes; longer prompts come in chunks.")
+]
+MaxModelLen = Annotated[int | None, typer.Option(rich_help_panel=ENGINE, help="A context shorter than the model's.")]
+BlockSize = Annotated[int, typer.Option(rich_help_panel=ENGINE, help="Tokens in a block of the KV cache.")]
+NumBlocks = Annotated[int | None, typer.Option(rich_help_panel=ENGINE, help="KV blocks; unset: up to 4 GiB of them.")]
+Threads = Annotated[
+    int | None, typer.Option(rich_help_panel=ENGINE, help="Of forward and kernels; unset: as the environment says.")
+]
+Spin = Annotated[
+    int | None,
+    typer.Option(
+        rich_help_panel=ENGINE, help="Rounds that a waiting OpenMP thread spins; unset: $GOMP_SPINCOUNT or 1000."
+    ),
+]
+
+
+def given(**fields: Any) -> dict[str, Any]:
+    """The fields of SamplingParams that an option was given for."""
+    return {name: value for name, value in fields.items() if value is not None}
+
 
 def params_of(**fields: Any) -> SamplingParams:
     """SamplingParams from the options that were given."""
-    return SamplingParams.from_dict({name: value for name, value in fields.items() if value is not None})
+    return SamplingParams.from_dict(given(**fields))
+
+
+def load(model: str, **options: Any) -> tuple[LLM, float]:
+    """An LLM from the engine's options, None where one was not given, and the seconds that it took; stderr says so."""
+    from klero.engine import LLM
+
+    print(f"loading {model} ...", file=sys.stderr)
+    begin = time.perf_counter()
+    llm = LLM(model, **{name: value for name, value in options.items() if value is not None})
+    return llm, time.perf_counter() - begin

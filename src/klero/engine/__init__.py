@@ -1,7 +1,20 @@
-"""The engine around the sampler: requests, scheduler, models, and `LLM`."""
+"""The engine around the sampler: requests, scheduler, models, `LLM` and its asynchronous twin `AsyncLLM`."""
 
+from klero.engine.aio import AsyncLLM, DeltaStream
 from klero.engine.engine import Engine
 from klero.engine.llm import LLM
-from klero.engine.outputs import CompletionOutput, Progress, RequestOutput
+from klero.engine.outputs import CompletionOutput, Delta, Progress, RequestMetrics, RequestOutput
+from klero.engine.times import StepTimes
 
-__all__ = ["LLM", "CompletionOutput", "Engine", "Progress", "RequestOutput"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "Delta",
+    "DeltaStream",
+    "Engine",
+    "Progress",
+    "RequestMetrics",
+    "RequestOutput",
+    "StepTimes",
+]

@@ -8,10 +8,11 @@ from typing import Any
 
 from klero.batch import Blocks, InputBatch, Step
 from klero.engine.models.protocol import Model
-from klero.engine.outputs import RequestOutput
+from klero.engine.outputs import Delta, RequestOutput
 from klero.engine.request import Choice, Limits, Request, admit
 from klero.engine.scheduler import Planned, Scheduler
 from klero.engine.seeds import SeedSource
+from klero.engine.times import StepTimes
 from klero.errors import KleroError, OptionError, RequestError
 from klero.finish import FinishReason, TokenBytes
 from klero.params import SamplingParams, seed_bits
@@ -25,6 +26,9 @@ class Engine:
     sequences at a time. max_num_batched_tokens: tokens a step computes. block_size, num_blocks: the paged KV cache;
     num_blocks=None takes what `default_num_blocks` says. seed: makes the seeds of requests that bring none; None: the
     operating system. max_model_len: a context shorter than the model's own.
+
+    times: where the time of the steps went. num_generated: tokens of all requests since the start. One thread at a time
+    may call it.
     """
 
     def __init__(
@@ -40,8 +44,7 @@ class Engine:
         max_model_len: int | None = None,
     ) -> None:
         _check_sizes(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, block_size=block_size)
-        if num_blocks is not None:
-            _check_sizes(num_blocks=num_blocks)
+        _check_sizes(num_blocks=1 if num_blocks is None else num_blocks)
         self.model, self.vocabulary = model, vocabulary
         self.seeds = SeedSource(seed)
         self.max_model_len = _context(model, max_model_len)
@@ -61,21 +64,50 @@ class Engine:
         )
         self._requests: dict[str, Request] = {}
         self._choice_of_slot: dict[int, Choice] = {}
-        self.num_generated = 0  # tokens of all requests since the start
+        self._deltas: list[Delta] = []  # of requests that stream, until somebody takes them
+        self._interrupted: list[Request] = []  # had a part in the step that failed last
+        self.reproducible = bool(getattr(model, "deterministic", False))
+        self.times, self.closed = StepTimes(), False
+        self.num_generated = self._num_steps = 0
 
     @property
     def num_unfinished(self) -> int:
         """Requests that wait or run."""
         return len(self._requests)
 
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        """The ids of the requests that wait or run, in the order of arrival."""
+        return tuple(self._requests)
+
+    def __contains__(self, request_id: object) -> bool:
+        """Whether a request of that name waits or runs; may be asked from any thread."""
+        return request_id in self._requests
+
     def add_request(
-        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None = None
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        prompt_index: int = 0,
+        stream: bool = False,
+        arrived: float | None = None,
     ) -> Request:
-        """Check a request and let it wait. Raises RequestError or ParameterError; the others go on."""
+        """Check a request and let it wait. Raises RequestError or ParameterError; the others go on.
+
+        stream: its news comes out of `take_deltas`. arrived: when it was asked, by `time.perf_counter`; None: now.
+        """
+        if self.closed:
+            raise RequestError("the engine is closed; make a new one")
         if request_id in self._requests:
             raise RequestError(f"request_id={request_id!r}: a request of that name is running; choose another")
         request = admit(request_id, prompt, prompt_ids, params, self.limits, self.vocabulary)
         request.seed = self.seeds.next() if params.seed is None else seed_bits(params.seed)
+        request.reproducible, request.stream, request.prompt_index = self.reproducible, stream, prompt_index
+        if arrived is not None:
+            request.clock.arrived = arrived
         self._requests[request_id] = request
         for choice in request.choices:
             self.scheduler.add(choice)
@@ -86,17 +118,27 @@ class Engine:
         request = self._requests.get(request_id)
         if request is None:
             raise RequestError(f"request_id={request_id!r}: no such request is waiting or running")
-        for choice in request.choices:
-            if choice.finished is None:
-                choice.finished = choice.finish.end(FinishReason.ABORT, message)
-                self._leave(choice)
-        del self._requests[request_id]
-        return request.output()
+        return self._end(request, FinishReason.ABORT, message)
+
+    def fail(self, message: str) -> list[RequestOutput]:
+        """End with an error every request that had a part in the step that raised last; [] if that is not known."""
+        hit = [request for request in self._interrupted if self._requests.get(request.request_id) is request]
+        self._interrupted = []
+        return [self._end(request, FinishReason.ERROR, message) for request in hit]
+
+    def take_deltas(self) -> list[Delta]:
+        """Return what came to the requests that stream since the last call, in order."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
     def discard(self, request_ids: Iterable[str]) -> None:
         """Drop requests without an answer and free what nobody alive holds, whatever was cut short before."""
-        for request_id in request_ids:
+        if self.closed:
+            return
+        gone = set(request_ids)
+        for request_id in gone:
             self._requests.pop(request_id, None)
+        self._deltas = [delta for delta in self._deltas if delta.request_id not in gone]
         alive = [choice for request in self._requests.values() for choice in request.choices if not choice.finished]
         seated = {choice.slot: choice for choice in alive if choice.slot is not None}
         self.scheduler.keep(alive)
@@ -108,25 +150,57 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Run one step: schedule, forward, sample, finish. Returns the requests that finished in it."""
+        times, self._interrupted = self.times, []
+        times.start()
         planned = self.scheduler.schedule()
+        times.lap("schedule")
         if not planned:
             if self._requests:
                 raise KleroError(f"{len(self._requests)} requests are unfinished and none can run; abort them")
             return []
         try:
-            logits = self.model.forward(self.batch.fill([plan.scheduled for plan in planned]))
-            state = self.sampler.sample_async(self._step_of(planned), logits)
+            arrays, rows = self.batch.fill([plan.scheduled for plan in planned]), self._step_of(planned)
+            times.lap("inputs")
+            logits = self.model.forward(arrays)
+            times.lap("forward")
+            state = self.sampler.sample_async(rows, logits)
+            times.lap("sample")
         except BaseException:
             self._start_over(planned)
             raise
-        for choice, scheduled in planned:
-            choice.num_computed += scheduled.num_new
-        return self._finish(self.sampler.update_requests(state))
+        num_tokens = self._computed(planned)
+        outputs = self._finish(self.sampler.update_requests(state))
+        times.lap("finish")
+        times.count(num_tokens, rows.num_rows)
+        return outputs
+
+    def close(self) -> None:
+        """Drop every request, the model and its cache; nothing runs afterwards. A second call does nothing."""
+        if self.closed:
+            return
+        self.discard(self.unfinished)
+        self.closed = True
+        if self.blocks is not None:
+            self.model.allocate(1, self.blocks.block_size)  # whoever else holds the model holds no cache with it
+        del self.model
 
     def _start_over(self, planned: list[Planned]) -> None:
         """After a step that failed nobody knows what the model holds: its sequences are computed again."""
+        self._interrupted = list(dict.fromkeys(choice.request for choice, _ in planned))
         for choice, _ in planned:
             self.scheduler.preempt(choice)
+
+    def _computed(self, planned: list[Planned]) -> int:
+        """Note what the step computed, for each sequence; the tokens in all."""
+        num_tokens = 0
+        self._num_steps += 1
+        for choice, scheduled in planned:
+            begin, end = choice.num_computed, choice.num_computed + scheduled.num_new
+            num_prompt = len(choice.request.prompt_ids)
+            choice.request.clock.take_part(self._num_steps, min(end, num_prompt) - min(begin, num_prompt))
+            choice.num_computed = end
+            num_tokens += scheduled.num_new
+        return num_tokens
 
     def _step_of(self, planned: list[Planned]) -> Step:
         """The rows of the sequences that reach the end of what they have."""
@@ -143,6 +217,10 @@ class Engine:
                 choice.finished = choice.finish.end(FinishReason.ERROR, update.error)
             elif update.finished is not None:
                 choice.finished = update.finished
+            if choice.finish.num_tokens:
+                choice.request.clock.drew()
+            if choice.request.stream:
+                self._deltas.append(choice.delta(update.token_ids))
             if choice.finished is not None:
                 self._leave(choice)
                 ended.append(choice.request)
@@ -150,6 +228,17 @@ class Engine:
         for request in done:
             del self._requests[request.request_id]
         return [request.output() for request in done]
+
+    def _end(self, request: Request, reason: FinishReason, message: str) -> RequestOutput:
+        """End a request from outside, with what it has so far."""
+        for choice in request.choices:
+            if choice.finished is None:
+                choice.finished = choice.finish.end(reason, message)
+                self._leave(choice)
+                if request.stream:
+                    self._deltas.append(choice.delta())
+        del self._requests[request.request_id]
+        return request.output()
 
     def _seat(self, choice: Choice) -> None:
         """Give a choice its slot."""

@@ -4,30 +4,43 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from klero.engine import chat as chats
 from klero.engine.engine import Engine
-from klero.engine.outputs import Progress, RequestOutput
-from klero.errors import Fault, OptionError, ParameterError, RequestError
+from klero.engine.outputs import Delta, Progress, RequestOutput
+from klero.engine.prompts import Prompt, ids_of, listed, names_of, naming, params_of
+from klero.engine.threads import Watch, set_spin, set_threads
+from klero.engine.turns import Turns
+from klero.errors import OptionError, RequestError
 from klero.finish import TokenBytes
 from klero.params import SamplingParams
 from klero.sampling.stateless import warm_up
-
-Prompt = str | Sequence[int]
 
 
 class LLM:
     """A model with everything around it.
 
-    model: "smollm2" (the default model), a folder, a GGUF file, a hub id, a live `nn.Module` (weights shared, not
-    copied), or any object with the methods of `klero.engine.models.protocol.Model`. dtype: "auto", "float32",
-    "bfloat16", "float16". tokenizer: for a live module or a Model that has none; a fast tokenizer of transformers.
+    model: "smollm2" (the default model), a folder, a GGUF file, a hub id, "llama.cpp:FILE.gguf" (llama.cpp computes the
+    forward), a live `nn.Module` (weights shared, not copied), or any object with the methods of
+    `klero.engine.models.protocol.Model`. dtype: "auto", "float32", "bfloat16", "float16". tokenizer: for a live module
+    or a Model that has none; a fast tokenizer of transformers.
     max_num_seqs: sequences at a time. max_num_batched_tokens: tokens a step computes; longer prompts come in chunks.
     block_size, num_blocks: the paged KV cache; None: up to 4 GiB. seed: makes the seeds of requests that bring none.
-    max_model_len: a context shorter than the model's own.
+    max_model_len: a context shorter than the model's own. deterministic: True: a request's tokens do not depend on what
+    else runs; False: they may (a seed still draws the same lots, but the logits may differ); None: the model's default;
+    a Model object has its own way. Every answer says which it was (`reproducible`). threads: of the forward and of
+    klero's kernels, for the whole process; None: as the environment says. spin: bounds the rounds that OpenMP's threads
+    spin while they wait, set before torch is loaded; None: as the environment says, with a warning where that ruins the
+    steps.
+
+    Calls take turns: one `generate`, `chat` or `stream` has the engine at a time; another thread waits for its turn,
+    and the same thread, from a progress callback or inside its own stream, gets a RequestError. `AsyncLLM` runs the
+    requests of all callers in one batch. `close`, or the end of a with block, frees the model and its cache.
     """
 
     def __init__(
@@ -42,18 +55,18 @@ class LLM:
         block_size: int = 16,
         num_blocks: int | None = None,
         seed: int | None = None,
+        deterministic: bool | None = None,
+        threads: int | None = None,
+        spin: int | None = None,
     ) -> None:
-        if hasattr(model, "forward") and hasattr(model, "bytes_per_block"):
-            if dtype != "auto":
-                raise OptionError(f"dtype={dtype!r}: a Model object has its own dtype; leave it at 'auto'")
-            loaded, own_tokenizer = model, getattr(model, "tokenizer", None)
-        else:
-            from klero.engine.models.load import load_model
-
-            loaded, own_tokenizer = load_model(model, dtype=dtype)
+        set_spin(spin)
+        set_threads(threads)
+        self._watch = Watch()
+        loaded, own_tokenizer = _load(model, dtype, deterministic)
+        set_threads(threads)  # torch may have come with the model
         self.tokenizer = tokenizer if tokenizer is not None else own_tokenizer
         vocabulary = getattr(loaded, "vocabulary", None)
-        if self.tokenizer is not None:
+        if tokenizer is not None or (vocabulary is None and self.tokenizer is not None):
             vocabulary = TokenBytes(self.tokenizer)
         self.engine = Engine(
             loaded,
@@ -66,109 +79,196 @@ class LLM:
             max_model_len=max_model_len,
         )
         self._ids = itertools.count()
-        self._lock, self._busy = threading.Lock(), 0  # one generate at a time: it takes every output of a step
+        self._turns = Turns(self.engine)
+        self._tokenizer_lock = threading.Lock()
         warm_up(np.float32)
         if "bfloat16" in str(getattr(getattr(loaded, "module", None), "dtype", "")):
             warm_up(np.uint16)
+        self._watch.look()
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        request_ids: str | Sequence[str] | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> list[RequestOutput]:
         """Generate for every prompt, in one batch; results come in the order of the prompts.
 
         prompts: a string, a list of token ids, or a list of either. params: one for all, or one per prompt; None is
         greedy. One params object with a seed over several prompts: prompt i uses seed + i (mod 2^64), and reports it,
-        because the same seed on prompts of equal length would share every lot. progress: called after every step. Every
-        prompt is checked before any runs: RequestError or ParameterError names the one at fault.
+        because the same seed on prompts of equal length would share every lot. request_ids: a name for each, for
+        `abort`. progress: called after every step. Every prompt is checked before any runs: RequestError or
+        ParameterError names the one at fault.
         """
-        listed = _listed(prompts)
-        names = [f"request-{next(self._ids)}" for _ in listed]
-        if self._busy == threading.get_ident():
-            raise RequestError("generate was called from its own progress callback; wait until it has returned")
-        with self._lock:
-            self._busy = threading.get_ident()
-            try:
-                if self.engine.num_unfinished:
-                    raise RequestError("the engine runs requests added to it directly; step it until they end")
-                self._add(names, listed, _params_of(params, len(listed)))
-                return self._run(names, progress)
-            except BaseException:
-                self.engine.discard(names)
-                raise
-            finally:
-                self._busy = 0
-
-    def _add(self, names: list[str], prompts: list[Prompt], params: list[SamplingParams]) -> None:
-        for i, (name, prompt, one) in enumerate(zip(names, prompts, params, strict=True)):
-            text = prompt if isinstance(prompt, str) else None
-            try:
-                self.engine.add_request(name, self._encode(prompt), one, prompt=text)
-            except RequestError as error:
-                raise RequestError(f"prompts[{i}]: {error}") from None
-            except ParameterError as error:
-                named = [Fault(fault.field, fault.value, f"{fault.rule} (prompts[{i}])") for fault in error.faults]
-                raise ParameterError(named) from None
-
-    def _run(self, names: list[str], progress: Callable[[Progress], None] | None) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
-        before, mine = self.engine.num_generated, set(names)
-        while len(outputs) < len(names):
-            # outputs of requests that the caller added to the engine himself are not for this call
-            outputs |= {output.request_id: output for output in self.engine.step() if output.request_id in mine}
-            if progress is not None:
-                progress(Progress(len(outputs), len(names), self.engine.num_generated - before))
+        with self._turn(prompts, params, request_ids) as names:
+            before, mine = self.engine.num_generated, frozenset(names)
+            while len(outputs) < len(names):
+                outputs |= self._turns.step(mine)
+                self._watch.look()
+                if progress is not None:
+                    unfinished = tuple(name for name in names if name not in outputs)
+                    num_tokens = self.engine.num_generated - before
+                    progress(Progress(len(outputs), len(names), num_tokens, unfinished))
         return [outputs[name] for name in names]
 
-    def _encode(self, prompt: Prompt) -> Sequence[int]:
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        request_ids: str | Sequence[str] | None = None,
+    ) -> Generator[Delta, None, list[RequestOutput]]:
+        """Generate as `generate` does, and yield what each step brings each choice, as it comes.
+
+        Together, the deltas of a choice are its answer in every field. The first `next` checks and starts everything;
+        the turn lasts until the iterator ends or is closed, and closing it (leaving a for loop over it does, unless
+        somebody keeps it) ends its requests and frees what they hold at once. The generator's value, for `yield from`,
+        is what generate returns.
+        """
+        outputs: dict[str, RequestOutput] = {}
+        with self._turn(prompts, params, request_ids, stream=True) as names:
+            mine = frozenset(names)
+            while len(outputs) < len(names):
+                outputs |= self._turns.step(mine)
+                self._watch.look()
+                for delta in self.engine.take_deltas():
+                    yield delta
+                    self._turns.move_here()
+        return [outputs[name] for name in names]
+
+    def chat(
+        self,
+        messages: chats.Conversation | Sequence[chats.Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        tools: Sequence[Any] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        request_ids: str | Sequence[str] | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of a list of them: `generate` on what `render` makes of it."""
+        options = {
+            "add_generation_prompt": add_generation_prompt, "chat_template": chat_template, "tools": tools,
+            "template_kwargs": template_kwargs,
+        }  # fmt: skip
+        self._turns.check_usable()
+        prompts = []
+        for where, conversation in chats.conversations_of(messages).items():
+            with naming(where):
+                prompts.append(self._render(conversation, options))
+        return self.generate(prompts, params, request_ids=request_ids, progress=progress)
+
+    def render(
+        self,
+        messages: chats.Conversation,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        tools: Sequence[Any] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the prompt of one conversation, as token ids: `stream(llm.render(messages))` streams the answer.
+
+        messages: dicts with "role" and "content" (a string, or text parts, which are joined). chat_template: instead of
+        the tokenizer's own. tools, template_kwargs: go to the template; refused where it does not use them.
+        add_generation_prompt: open the assistant's turn. RequestError for malformed messages, a missing tokenizer or
+        template, and whatever the template raises.
+        """
+        options = {
+            "add_generation_prompt": add_generation_prompt, "chat_template": chat_template, "tools": tools,
+            "template_kwargs": template_kwargs,
+        }  # fmt: skip
+        return self._render(chats.checked("messages", messages), options)
+
+    def abort(self, request_id: str) -> None:
+        """Ask, from any thread, that a request of the running call ends before the next step, with what it has by then.
+
+        Its finish_reason is "abort"; if it ends by itself first, that end stands. RequestError if none of that name
+        waits or runs.
+        """
+        self._turns.abort(request_id)
+
+    def close(self) -> None:
+        """Abort what runs and free the model and its cache; any thread may, and a second time does nothing.
+
+        The calls that run return at once, with what their requests have by then; a step is not interrupted.
+        """
+        self._turns.close()
+
+    def __enter__(self) -> LLM:
+        self._turns.check_usable()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def encode(self, prompt: Prompt) -> Sequence[int]:
+        """Return the token ids of a prompt: a text by the tokenizer, ids as they are. RequestError if that fails."""
         if not isinstance(prompt, str):
-            return _ids(prompt)
+            return ids_of(prompt)
         try:
             prompt.encode()
         except UnicodeEncodeError:
             raise RequestError("the prompt holds half a surrogate pair, which no tokenizer can read") from None
         if self.tokenizer is None:
             raise RequestError("a prompt in text needs a tokenizer; pass token ids, or LLM(tokenizer=...)")
-        return list(self.tokenizer.encode(prompt))
+        with self._tokenizer_lock:  # fast tokenizers refuse to be used by two threads at once
+            encoded = self.tokenizer.encode(prompt)
+        return list(getattr(encoded, "ids", encoded))
+
+    def lend(self) -> Engine:
+        """Give the engine to an AsyncLLM: calls here are refused until `take_back`. RequestError if one runs."""
+        self._turns.lend()
+        return self.engine
+
+    def take_back(self) -> None:
+        """Let calls run again."""
+        self._turns.take_back()
+
+    @contextmanager
+    def _turn(
+        self, prompts: Any, params: Any, request_ids: str | Sequence[str] | None, *, stream: bool = False
+    ) -> Iterator[list[str]]:
+        """Have the engine for one call, whose requests are in it; their names, in the order of the prompts."""
+        asked = listed(prompts)
+        one_each = params_of(params, len(asked))
+        fresh = [f"request-{next(self._ids)}" for _ in asked]
+        names = fresh if request_ids is None else names_of(request_ids, len(asked))
+
+        def add() -> None:
+            for i, (name, prompt, one) in enumerate(zip(names, asked, one_each, strict=True)):
+                with naming(f"prompts[{i}]"):
+                    text = prompt if isinstance(prompt, str) else None
+                    ids = self.encode(prompt)
+                    self.engine.add_request(name, ids, one, prompt=text, prompt_index=i, stream=stream)
+
+        with self._turns.turn(names, add):
+            yield names
+
+    def _render(self, conversation: list[chats.Message], options: dict[str, Any]) -> list[int]:
+        with self._tokenizer_lock:
+            return chats.render(self.tokenizer, conversation, **options)
 
 
-def _listed(prompts: Any) -> list[Prompt]:
-    """One prompt or many, as a list."""
-    if isinstance(prompts, str):
-        return [prompts]
-    listed: list[Any] = [item if isinstance(item, str) else _plain(item) for item in _ids(prompts)]
-    if listed and not any(isinstance(item, str | list) for item in listed):
-        return [listed]
-    return listed
+def _load(model: Any, dtype: str, deterministic: bool | None) -> tuple[Any, Any]:
+    """The model, loaded if it is not a Model already, and its tokenizer or None."""
+    if deterministic is not None and not isinstance(deterministic, bool):
+        raise OptionError(f"deterministic={deterministic!r}: must be True, False or None")
+    if not (hasattr(model, "forward") and hasattr(model, "bytes_per_block")):
+        from klero.engine.models.load import load_model
 
-
-def _plain(item: Any) -> Any:
-    """Arrays and tensors as lists and numbers; tuples as lists."""
-    item = item.tolist() if hasattr(item, "tolist") else item
-    return list(item) if isinstance(item, tuple | range) else item
-
-
-def _ids(prompt: Any) -> list[Any]:
-    """The entries of a list, a tuple or an array."""
-    prompt = _plain(prompt)
-    if not isinstance(prompt, list):
-        raise RequestError(f"prompt {prompt!r}: must be a text or a list of token ids")
-    return prompt
-
-
-def _params_of(
-    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
-) -> list[SamplingParams]:
-    """The parameters of each prompt; a seed given once is spread over the prompts."""
-    if params is None:
-        params = SamplingParams()
-    if isinstance(params, SamplingParams):
-        return [params.for_prompt(i) for i in range(num_prompts)]
-    if isinstance(params, dict) or not all(isinstance(one, SamplingParams) for one in params):
-        raise RequestError("params: must be SamplingParams or a list of them; SamplingParams.from_dict reads a dict")
-    if len(params) != num_prompts:
-        raise RequestError(f"params: {len(params)} for {num_prompts} prompts; give one for all, or one for each")
-    return list(params)
+        return load_model(model, dtype=dtype, deterministic=deterministic)
+    if dtype != "auto":
+        raise OptionError(f"dtype={dtype!r}: a Model object has its own dtype; leave it at 'auto'")
+    own = bool(getattr(model, "deterministic", False))
+    if deterministic is not None and deterministic != own:
+        raise OptionError(
+            f"deterministic={deterministic}: a Model object has its own way, here {own}; leave it at None, or make the "
+            "Model so"
+        )
+    return model, getattr(model, "tokenizer", None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from klero.finish import StopReason
 
@@ -12,8 +12,9 @@ class CompletionOutput:
     """One choice. index: which of n. finish_reason: "stop", "length", "error" or "abort".
 
     stop_reason: what the caller asked to stop at (id, id sequence or string), None for the model's end and all else.
-    seed: the seed it was drawn with, 0 .. 2^64-1; with the same prompt, parameters and index it gives the same tokens.
-    error: the message of an error, else None.
+    seed: the seed it was drawn with, 0 .. 2^64-1; with the same prompt, parameters and index it draws the same lots.
+    error: the message of an error or an abort, else None. reproducible: the same request gives the same tokens in any
+    company, because the model is deterministic; with False the lots are the same and the logits may differ.
     """
 
     index: int
@@ -23,23 +24,70 @@ class CompletionOutput:
     stop_reason: StopReason
     seed: int
     error: str | None = None
+    reproducible: bool = False
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """What a request cost, up to its end, however it ended. Seconds by the monotonic clock, since it was asked.
+
+    seconds_queued: until it first ran. seconds_to_first_token: until the first token of any choice; both None if that
+    never came. num_generated_tokens: of all choices. num_prompt_tokens_computed: prompt tokens that the model computed,
+    once for each choice, and again after each preemption. num_steps: steps that computed tokens of it.
+    """
+
+    seconds_queued: float | None
+    seconds_to_first_token: float | None
+    seconds_total: float
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    num_prompt_tokens_computed: int
+    num_steps: int
+    num_preemptions: int
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """One finished request. prompt: the text given, None for ids; prompt_token_ids: as fed to the model."""
+    """One finished request. prompt: the text given, None for ids; prompt_token_ids: as fed to the model.
+
+    Two are equal when they say the same, whatever it cost.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
+    metrics: RequestMetrics = field(compare=False)
     finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one step brought one choice. Put together, the deltas of a choice are its `CompletionOutput`.
+
+    prompt_index: which prompt of the call. index: which of n. text: what can be shown now and is never taken back:
+    whole characters, nothing that may still become a stop string; with echo the first begins with the prompt's text.
+    token_ids: the new ones, whether or not their text is out. finish_reason: None until the choice's last delta;
+    stop_reason, error: as there. seed, reproducible: in every delta.
+    """
+
+    request_id: str
+    prompt_index: int
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+    stop_reason: StopReason
+    error: str | None
+    seed: int
+    reproducible: bool
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a `generate` stands: requests done, requests in all, tokens generated so far."""
+    """Where a `generate` stands after a step: requests done, in all, tokens generated; ids of those unfinished."""
 
     done: int
     total: int
     num_tokens: int
+    unfinished: tuple[str, ...] = ()

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from klero.batch import Slot
-from klero.engine.outputs import CompletionOutput, RequestOutput
+from klero.engine.outputs import CompletionOutput, Delta, RequestOutput
+from klero.engine.times import RequestClock
 from klero.errors import Fault, ParameterError, RequestError
 from klero.finish import Finish, Finished, TokenBytes, text_of_prompt
 from klero.params import SamplingParams
@@ -19,7 +20,8 @@ class Choice:
     """One sequence of a request: child `index` of n.
 
     arrival: its place in the order of arrival. running: it takes part in steps; else it waits. slot: None until it
-    has been seated. num_computed: tokens whose K/V is cached; 0 again after a preemption.
+    has been seated. num_computed: tokens whose K/V is cached; 0 again after a preemption. num_streamed: tokens that
+    went out in deltas. delta_sent: the first delta, and with it the echo, is out.
     """
 
     request: Request
@@ -29,6 +31,8 @@ class Choice:
     running: bool = False
     slot: Slot | None = None
     num_computed: int = 0
+    num_streamed: int = 0
+    delta_sent: bool = False
     finished: Finished | None = None
 
     @property
@@ -41,10 +45,38 @@ class Choice:
         """Prompt and output so far."""
         return len(self.request.prompt_ids) + self.finish.num_tokens
 
+    def output(self) -> CompletionOutput:
+        """The answer, once it has finished."""
+        end, finish, request = self.finished, self.finish, self.request
+        assert end is not None, f"{self.owner} has not finished"
+        text = request.echo + finish.text if request.params.detokenize else ""
+        return CompletionOutput(
+            self.index, text, finish.token_ids, str(end.reason), end.stop_reason, request.seed, end.message,
+            request.reproducible,
+        )  # fmt: skip
+
+    def delta(self, token_ids: tuple[int, ...] = ()) -> Delta:
+        """What is new since the last delta. token_ids: those of this step; the last may have been refused."""
+        end, request = self.finished, self.request
+        new = token_ids[: self.finish.num_tokens - self.num_streamed]
+        text = self.finish.delta()
+        if not self.delta_sent and request.params.detokenize:
+            text = request.echo + text
+        self.num_streamed, self.delta_sent = self.num_streamed + len(new), True
+        reason, stop, message = (str(end.reason), end.stop_reason, end.message) if end else (None, None, None)
+        return Delta(
+            request.request_id, request.prompt_index, self.index, text, new, reason, stop, message, request.seed,
+            request.reproducible,
+        )  # fmt: skip
+
 
 @dataclass(eq=False)
 class Request:
-    """What a client asked. seed: resolved at admission, 0 .. 2^64-1. echo: the prompt's text, where asked for."""
+    """What a client asked. seed: resolved at admission, 0 .. 2^64-1. echo: the prompt's text, where asked for.
+
+    reproducible: the model is deterministic. stream: every step's news goes out as deltas. prompt_index: its place in
+    the call that brought it.
+    """
 
     request_id: str
     prompt: str | None
@@ -52,20 +84,18 @@ class Request:
     params: SamplingParams
     seed: int = 0
     echo: str = ""
+    reproducible: bool = False
+    stream: bool = False
+    prompt_index: int = 0
+    clock: RequestClock = field(default_factory=RequestClock)
     choices: list[Choice] = field(default_factory=list)
 
     def output(self) -> RequestOutput:
         """The answer, once every choice has finished."""
-        outputs = tuple(self._completion(choice) for choice in self.choices)
-        return RequestOutput(self.request_id, self.prompt, self.prompt_ids, outputs)
-
-    def _completion(self, choice: Choice) -> CompletionOutput:
-        end, finish = choice.finished, choice.finish
-        assert end is not None, f"{choice.owner} has not finished"
-        text = self.echo + finish.text if self.params.detokenize else ""
-        return CompletionOutput(
-            choice.index, text, finish.token_ids, str(end.reason), end.stop_reason, self.seed, end.message
-        )
+        outputs = tuple(choice.output() for choice in self.choices)
+        num_generated = sum(choice.finish.num_tokens for choice in self.choices)
+        metrics = self.clock.metrics(len(self.prompt_ids), num_generated)
+        return RequestOutput(self.request_id, self.prompt, self.prompt_ids, outputs, metrics)
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ class Scheduler:
     def preempt(self, choice: Choice) -> None:
         """Take a running sequence's blocks; it waits in front, and is computed again from its first token."""
         self.num_preemptions += 1
+        choice.request.clock.num_preemptions += 1
         self.running.remove(choice)
         choice.running = False
         self.waiting.appendleft(choice)
@@ -104,6 +105,7 @@ class Scheduler:
             num_new = min(choice.num_tokens, budget)
             bisect.insort(self.running, self.waiting.popleft(), key=lambda c: c.arrival)
             choice.running = True
+            choice.request.clock.start()
             planned[choice.arrival] = self._plan(choice, num_new)
             budget -= num_new
 

@@ -93,3 +93,24 @@ def tiny() -> Callable[..., Any]:
 @pytest.fixture
 def packer() -> type[Packer]:
     return Packer
+
+
+def build_named(name: str, **changes: Any) -> Any:
+    """Return a tiny random module of the class `name`, in float32 and evaluation mode.
+
+    Takes the sizes of TINY that its configuration knows and `changes`; what those give as None is left out.
+    """
+    kind = getattr(transformers, name)
+    known = kind.config_class()
+    sizes = {key: value for key, value in TINY.items() if hasattr(known, key) or key in known.attribute_map}
+    for key, value in changes.items():
+        sizes[key] = value
+        if value is None:
+            del sizes[key]
+    torch.manual_seed(0)
+    return kind(kind.config_class(**sizes)).float().eval()
+
+
+@pytest.fixture
+def named() -> Callable[..., Any]:
+    return build_named

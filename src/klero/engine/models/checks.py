@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from klero.errors import ModelError
@@ -11,6 +12,7 @@ KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 # Scalings that look at the longest sequence of the call: beyond the original length, one request would change
 # another.
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+WINDOW_MASK = "create_sliding_window_causal_mask"  # what the file of an architecture with sliding windows imports
 
 
 def check_module(module: Any) -> None:
@@ -33,9 +35,36 @@ def check_module(module: Any) -> None:
             f"{' and '.join(sorted(KNOWN_LAYER_TYPES))} only; such a model can run behind a Model that owns "
             "its sequences"
         )
+    _check_window(module, config)
     devices = sorted({str(parameter.device) for parameter in module.parameters()})
     if len(devices) != 1 or devices == ["meta"]:
         raise ModelError(f"{name} lies on {', '.join(devices) or 'no device'}; klero needs all weights on one device")
+
+
+def _check_window(module: Any, config: Any) -> None:
+    """Raise ModelError for a sliding window that the architecture ignores and paged attention would apply.
+
+    A checkpoint that changed its architecture may still name the window of the former one. No short text shows it.
+    """
+    window, length = getattr(config, "sliding_window", None), getattr(config, "max_position_embeddings", None)
+    layer_types = getattr(config, "layer_types", None)
+    if window is None or (layer_types is not None and "sliding_attention" not in layer_types):
+        return
+    if length is not None and window >= length:
+        return  # nobody is so far away
+    files = {kind.__module__ for part in module.modules() for kind in type(part).__mro__}
+    if not any(hasattr(sys.modules.get(file), WINDOW_MASK) for file in files):
+        raise ModelError(
+            f"{type(module).__name__}: the configuration says sliding_window={window}, but the architecture has no "
+            "sliding windows and ignores it; set config.sliding_window to None, in config.json or on the live module"
+        )
+
+
+def _ropes(config: Any) -> Iterator[dict[str, Any]]:
+    """All rope parameters of a configuration: one set, or one for each type of layer."""
+    found = getattr(config, "rope_parameters", None) or {}
+    yield found
+    yield from (of_type for of_type in found.values() if isinstance(of_type, dict))
 
 
 def context_length(config: Any, asked: int | None) -> int:
@@ -43,13 +72,15 @@ def context_length(config: Any, asked: int | None) -> int:
 
     ModelError if the configuration names none, or if more is asked than positions exist.
     """
-    rope = getattr(config, "rope_parameters", None) or {}
     limit: Any = getattr(config, "max_position_embeddings", None)
-    original = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
     reason = "its configuration says max_position_embeddings"
-    if rope.get("rope_type") in LENGTH_DEPENDENT_ROPE:
-        limit = original or limit
-        reason = f"its rope_type {rope['rope_type']!r} lets the longest request of a step change the others beyond"
+    for rope in _ropes(config):
+        if rope.get("rope_type") in LENGTH_DEPENDENT_ROPE:
+            original = rope.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None) or limit
+            if original is not None:
+                limit = original if limit is None else min(limit, original)
+            reason = f"its rope_type {rope['rope_type']!r} lets the longest request of a step change the others beyond"
     if limit is None and asked is None:
         raise ModelError("the model's configuration names no context length; pass max_model_len")
     if asked is not None and asked < 1:

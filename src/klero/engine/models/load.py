@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from klero.engine.models import gguf, smollm2
+from klero.engine.models import gguf, llamacpp, smollm2
 from klero.engine.models.extra import loading, require
 from klero.errors import ModelError
 
@@ -18,22 +18,28 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
-def load_model(model: Any, *, dtype: str = "auto", max_model_len: int | None = None) -> tuple[Model, Any]:
+def load_model(
+    model: Any, *, dtype: str = "auto", max_model_len: int | None = None, deterministic: bool | None = None
+) -> tuple[Model, Any]:
     """Return the model, probed and ready for `allocate`, and its tokenizer or None.
 
     `model` is "smollm2" (the default model), a directory as `save_pretrained` writes it, a GGUF file,
     whatever else AutoModelForCausalLM takes (a hub id), or a live transformers module, whose weights are
-    shared, not copied, and which comes without a tokenizer.
+    shared, not copied, and which comes without a tokenizer. "llama.cpp:FILE.gguf" and "llama.cpp:smollm2"
+    leave the forward to llama.cpp and need neither torch nor transformers.
 
     `dtype` is "float32", "bfloat16", "float16" or "auto": the dtype of the checkpoint; float32 for "smollm2"
     and for GGUF files, whose dequantised weights no half precision holds exactly; a live module keeps its
-    own. `max_model_len` shortens the context length, in tokens.
+    own. `max_model_len` shortens the context length, in tokens. `deterministic`: logits do not depend on the
+    batch; None: on the CPU, where that is built and probed.
 
     ModelError if nothing of that kind is there or the model cannot be run; MissingExtra without the `engine`
     extra.
     """
     if dtype not in DTYPES:
         raise ModelError(f"dtype={dtype!r}: must be one of {', '.join(DTYPES)}")
+    if isinstance(model, str) and model.startswith(llamacpp.PREFIX):
+        return llamacpp.load(model, dtype=dtype, max_model_len=max_model_len, deterministic=deterministic)
     torch = require("torch")
     require("transformers")
     if not isinstance(model, str | os.PathLike | torch.nn.Module) or model == "":
@@ -50,7 +56,9 @@ def load_model(model: Any, *, dtype: str = "auto", max_model_len: int | None = N
 
     from klero.engine.models.transformers import TransformersModel
 
-    return TransformersModel(module, tokenizer=tokenizer, max_model_len=max_model_len), tokenizer
+    return TransformersModel(
+        module, tokenizer=tokenizer, max_model_len=max_model_len, deterministic=deterministic
+    ), tokenizer
 
 
 def _read(name: str, dtype: str) -> tuple[Any, Any]:

@@ -92,6 +92,7 @@ class PagedStep:
         self.slot_mapping = _to(mapping, device)  # int64 [T]: cache row of each token's key and value
         self.fresh_blocks = _to(mapping[mapping % block_size == 0] // block_size, device)  # first row written here
         self._step, self._block_size, self._device = step, block_size, device
+        self.written: set[int] = set()  # layers whose keys and values lie in the cache
         self._spans: dict[KeyClass | None, list[Span]] = {}
 
     def spans(self, shape: KeyClass | None) -> list[Span]:
@@ -180,6 +181,12 @@ class PagedCache:
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, step: PagedStep) -> LayerCache:
         """Store the step's keys [T, Hk, D] and values [T, Hk, Dv] of `layer`; return the layer's cache."""
+        if layer in step.written:
+            raise ModelError(
+                f"layer {layer} attends twice in one step, and its cache holds one set of keys and values; such an "
+                "architecture needs a Model of its own"
+            )
+        step.written.add(layer)
         shape = (keys.shape[1], keys.shape[2], values.shape[2])
         if layer not in self.layers:
             self.reserve({layer: shape}, keys.dtype, keys.device)

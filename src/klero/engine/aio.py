@@ -1,0 +1,161 @@
+"""AsyncLLM: the LLM for asyncio, with the requests of all coroutines in one running batch."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import weakref
+from typing import Any
+
+from klero.engine import chat as chats
+from klero.engine.llm import LLM
+from klero.engine.loop import Asked, EngineLoop
+from klero.engine.outputs import Delta, RequestOutput
+from klero.engine.prompts import Prompt, names_of
+from klero.errors import OptionError, RequestError
+from klero.params import SamplingParams
+
+
+class AsyncLLM:
+    """An LLM whose requests join a running batch, from any number of tasks, event loops and threads.
+
+    model: an LLM, which it runs until it is closed (the LLM's own calls are refused meanwhile, and work afterwards); or
+    what `LLM` takes, with the same options, and then closing it closes that LLM. A thread of its own steps the engine;
+    the event loop only tokenizes. Cancelling a task, or leaving a stream, ends its request before the next step. If the
+    model raises, the requests of that step end with finish_reason "error" and the others go on; an exception that no
+    request can be blamed for is raised to everyone who waits.
+    """
+
+    def __init__(self, model: Any = "smollm2", **options: Any) -> None:
+        if isinstance(model, LLM) and options:
+            raise OptionError(f"{next(iter(options))}: the LLM is made already; give options where it is made")
+        self._owned = not isinstance(model, LLM)
+        self.llm: LLM = LLM(model, **options) if self._owned else model
+        self._loop = EngineLoop(self.llm.lend(), self.llm._watch.look)
+        self._ids = itertools.count()
+        self._end = weakref.finalize(self, _close, self._loop, self.llm, self._owned)  # at exit too
+
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> RequestOutput:
+        """Generate for one prompt: a text or token ids. params=None is greedy. request_id: a name for `abort`.
+
+        RequestError or ParameterError for a request that cannot be served. Cancelled, it ends the request.
+        """
+        asked = self._submit(prompt, params, request_id, stream=False)
+        try:
+            news = await asked.news.get()
+        except BaseException:
+            self._loop.drop(asked)
+            raise
+        if isinstance(news, BaseException):
+            raise news
+        assert isinstance(news, RequestOutput)
+        return news
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> DeltaStream:
+        """Generate for one prompt and yield each step's news: `async for delta in llm.stream(...)`."""
+        return DeltaStream(self, prompt, params, request_id)
+
+    async def chat(
+        self,
+        messages: chats.Conversation,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        **options: Any,
+    ) -> RequestOutput:
+        """Answer one conversation; options as those of `LLM.render`, which makes the prompt."""
+        return await self.generate(self.render(messages, **options), params, request_id=request_id)
+
+    def render(self, messages: chats.Conversation, **options: Any) -> list[int]:
+        """Return the prompt of one conversation, as `LLM.render` does: for `stream`."""
+        return self.llm.render(messages, **options)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request before the next step, with what it has; RequestError if none of that name waits or runs."""
+        await asyncio.wrap_future(self._loop.abort(request_id))
+
+    async def close(self) -> None:
+        """End every request with what it has and stop the thread; a second time does nothing."""
+        await asyncio.to_thread(self._end)
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _submit(self, prompt: Any, params: Any, request_id: str | None, *, stream: bool) -> Asked:
+        fresh = (f"request-{i}" for i in self._ids)
+        name = next(name for name in fresh if name not in self.llm.engine) if request_id is None else request_id
+        names_of(name, 1)
+        if params is not None and not isinstance(params, SamplingParams):
+            raise RequestError("params: must be SamplingParams; SamplingParams.from_dict reads a dict")
+        text = prompt if isinstance(prompt, str) else None
+        ids = self.llm.encode(prompt)
+        asked = Asked(name, ids, params or SamplingParams(), text, stream, asyncio.get_running_loop())
+        self._loop.submit(asked)
+        return asked
+
+
+class DeltaStream:
+    """The deltas of one request, as an asynchronous iterator; the first `anext` starts it.
+
+    output: the whole answer once the stream has ended, None before. Leaving it early (`aclose`, cancellation, or nobody
+    holding it any more) ends the request before the next step.
+    """
+
+    def __init__(self, llm: AsyncLLM, prompt: Any, params: Any, request_id: str | None) -> None:
+        self._llm, self._wanted = llm, (prompt, params, request_id)
+        self._asked: Asked | None = None
+        self._over = False
+        self.output: RequestOutput | None = None
+
+    def __aiter__(self) -> DeltaStream:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if self._over:
+            raise StopAsyncIteration
+        try:
+            if self._asked is None:
+                self._asked = self._llm._submit(*self._wanted, stream=True)
+            news = await self._asked.news.get()
+        except BaseException:
+            self._leave()
+            raise
+        if isinstance(news, Delta):
+            return news
+        self._over = True
+        if isinstance(news, BaseException):
+            raise news
+        self.output = news
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """End the request if it runs; the stream is over."""
+        self._leave()
+
+    def __del__(self) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        if not self._over:
+            self._over = True
+            if self._asked is not None:
+                self._llm._loop.drop(self._asked)
+
+
+def _close(loop: EngineLoop, llm: LLM, owned: bool) -> None:
+    """Stop the thread, and give the LLM back, or close it where it was made here."""
+    if loop.is_here:  # collected by the thread that steps: it cannot wait for its own end
+        threading.Thread(target=_close, args=(loop, llm, owned)).start()
+        return
+    loop.close()
+    llm.take_back()
+    if owned:
+        llm.close()

@@ -1,0 +1,198 @@
+"""EngineLoop: one thread steps an engine for requests that come from any number of event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, TypeAlias
+
+from klero.engine.engine import Engine
+from klero.engine.outputs import Delta, RequestOutput
+from klero.errors import KleroError, RequestError
+from klero.params import SamplingParams
+
+News: TypeAlias = Delta | RequestOutput | BaseException
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request on its way, and where its news goes: `news` is filled in the event loop that asked, in order.
+
+    The last of the news is a RequestOutput, or the exception that ended it.
+    """
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    prompt: str | None
+    stream: bool
+    event_loop: asyncio.AbstractEventLoop
+    news: asyncio.Queue[News] = field(default_factory=asyncio.Queue)
+    arrived: float = field(default_factory=perf_counter)
+
+
+class EngineLoop:
+    """Steps an engine in a thread of its own as long as it has requests, and sleeps when it has none.
+
+    Whatever others want (`submit`, `abort`, `drop`, `close`) is done between steps, so they may call from any thread.
+    Requests join and leave the running batch. A step that raises ends the requests that had a part in it, with an error
+    in their answers; where that is not known, every request, with the exception itself. look: called after every step.
+    """
+
+    def __init__(self, engine: Engine, look: Callable[[], None]) -> None:
+        self._engine, self._look = engine, look
+        self._asked: dict[str, Asked] = {}  # by request id; touched by the thread alone
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        # Nothing enters the queue once it has been emptied for the last time. Reentrant: a stream that is collected may
+        # drop its request from inside any line.
+        self._gate = threading.RLock()
+        self._end: KleroError | None = None  # why nothing runs any more
+        self._thread = threading.Thread(target=self._run, name="klero-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, asked: Asked) -> None:
+        """Let a request in before the next step; what is wrong with it comes as news."""
+        self._call(lambda: self._admit(asked))
+
+    def abort(self, request_id: str) -> Future[None]:
+        """End a request before the next step, with what it has. The future has a RequestError for an unknown one."""
+        return self._call(lambda: self._finish([self._engine.abort(request_id)]))
+
+    def drop(self, asked: Asked) -> None:
+        """End a request that nobody waits for any more; nothing if it has ended."""
+        with contextlib.suppress(RequestError):  # everything has ended already
+            self._call(lambda: self._drop(asked))
+
+    def close(self) -> None:
+        """End every request with what it has, and the thread; wait for it. A second time does nothing."""
+        with contextlib.suppress(RequestError):  # it has ended already
+            self._call(self._stop)
+        if not self.is_here:
+            self._thread.join()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the thread that steps."""
+        return threading.current_thread() is self._thread
+
+    def _call(self, function: Callable[[], Any]) -> Future[Any]:
+        """Have a function run between steps. RequestError once the thread has ended."""
+        future: Future[Any] = Future()
+        with self._gate:
+            if self._end is not None:
+                raise RequestError(str(self._end)) from self._end
+            self._calls.put((function, future))
+        return future
+
+    def _run(self) -> None:
+        try:
+            while self._end is None:
+                self._do_calls()
+                if self._engine.num_unfinished:
+                    self._step()
+            self._leave(self._end)
+        except BaseException as error:  # SystemExit, or klero's own fault: nobody may be left waiting
+            reason = KleroError(f"the engine's thread has ended: {type(error).__name__}: {error}")
+            reason.__cause__ = error  # an event loop that is handed a SystemExit would end itself
+            self._leave(reason)
+
+    def _do_calls(self) -> None:
+        """Do what was asked for; with nothing to step, wait for it."""
+        wait = not self._engine.num_unfinished
+        while True:
+            try:
+                function, future = self._calls.get(block=wait)
+            except queue.Empty:
+                return
+            wait = False
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:
+                    future.set_exception(error)
+                    if not isinstance(error, Exception):
+                        raise
+
+    def _step(self) -> None:
+        try:
+            outputs = self._engine.step()
+        except Exception as error:
+            outputs = self._engine.fail(f"{type(error).__name__}: {error}")
+            if not outputs:
+                self._fail_all(error)
+        self._finish(outputs)
+        self._look()
+
+    def _admit(self, asked: Asked) -> None:
+        try:
+            self._engine.add_request(
+                asked.request_id, asked.prompt_ids, asked.params,
+                prompt=asked.prompt, stream=asked.stream, arrived=asked.arrived,
+            )  # fmt: skip
+        except Exception as error:  # klero's own for what is wrong with it; anything else must not be lost either
+            self._send([(asked, error)])
+        else:
+            self._asked[asked.request_id] = asked
+
+    def _drop(self, asked: Asked) -> None:
+        if self._asked.get(asked.request_id) is asked:
+            del self._asked[asked.request_id]
+            self._engine.abort(asked.request_id)
+
+    def _stop(self) -> None:
+        self._finish([self._engine.abort(name, "the AsyncLLM was closed") for name in self._engine.unfinished])
+        self._end = RequestError("the AsyncLLM is closed; make a new one")
+
+    def _finish(self, outputs: Iterable[RequestOutput]) -> None:
+        """Send what the engine has brought: deltas first, then the answers that end them."""
+        news: list[tuple[Asked, News]] = []
+        for delta in self._engine.take_deltas():
+            if delta.request_id in self._asked:  # else it was dropped
+                news.append((self._asked[delta.request_id], delta))
+        for output in outputs:
+            if output.request_id in self._asked:
+                news.append((self._asked.pop(output.request_id), output))
+        self._send(news)
+
+    def _fail_all(self, error: BaseException) -> None:
+        """End every request with an exception, and free whatever they hold."""
+        asked, self._asked = list(self._asked.values()), {}
+        try:
+            self._engine.discard(self._engine.unfinished)
+        finally:
+            self._send([(one, error) for one in asked])
+
+    def _send(self, news: list[tuple[Asked, News]]) -> None:
+        """Wake each event loop once, for all that is its own."""
+        of_loop: dict[asyncio.AbstractEventLoop, list[tuple[Asked, News]]] = {}
+        for asked, item in news:
+            of_loop.setdefault(asked.event_loop, []).append((asked, item))
+        for event_loop, items in of_loop.items():
+            try:
+                event_loop.call_soon_threadsafe(_deliver, items)
+            except RuntimeError:  # that event loop is closed, so nobody waits there
+                for asked, _ in items:
+                    self._drop(asked)
+
+    def _leave(self, reason: KleroError) -> None:
+        """End for good: whoever waits, for news or for a call, is told why."""
+        with self._gate:
+            self._end = reason
+        try:
+            self._fail_all(reason)
+        finally:
+            while not self._calls.empty():
+                _, future = self._calls.get()
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(reason)
+
+
+def _deliver(items: list[tuple[Asked, News]]) -> None:
+    for asked, item in items:
+        asked.news.put_nowait(item)

@@ -1,0 +1,77 @@
+"""From what callers write to lists: prompts, parameters, request ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from klero.errors import Fault, ParameterError, RequestError
+from klero.params import SamplingParams
+
+Prompt = str | Sequence[int]
+
+
+def listed(prompts: Any) -> list[Prompt]:
+    """One prompt or many, as a list. RequestError for anything else."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items: list[Any] = [item if isinstance(item, str) else _plain(item) for item in ids_of(prompts)]
+    if items and not any(isinstance(item, str | list) for item in items):
+        return [items]
+    return items
+
+
+def ids_of(prompt: Any) -> list[Any]:
+    """The entries of a list, a tuple or an array. RequestError for anything else."""
+    prompt = _plain(prompt)
+    if not isinstance(prompt, list):
+        raise RequestError(f"prompt {prompt!r}: must be a text or a list of token ids")
+    return prompt
+
+
+def params_of(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
+    """The parameters of each prompt; a seed given once is spread over the prompts."""
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params.for_prompt(i) for i in range(num_prompts)]
+    if isinstance(params, dict) or not all(isinstance(one, SamplingParams) for one in params):
+        raise RequestError("params: must be SamplingParams or a list of them; SamplingParams.from_dict reads a dict")
+    if len(params) != num_prompts:
+        raise RequestError(f"params: {len(params)} for {num_prompts} prompts; give one for all, or one for each")
+    return list(params)
+
+
+def names_of(request_ids: str | Sequence[str], num_prompts: int) -> list[str]:
+    """The names that the caller gives to the requests of a call, one for each prompt."""
+    several = isinstance(request_ids, Sequence) and not isinstance(request_ids, str)
+    names: list[Any] = list(request_ids) if several else [request_ids]
+    if len(names) != num_prompts:
+        raise RequestError(f"request_ids: {len(names)} for {num_prompts} prompts; give one for each")
+    bad = [name for name in names if not isinstance(name, str) or not name]
+    if bad:
+        raise RequestError(f"request_ids: {bad[0]!r}: must be a non-empty string")
+    twice = [name for name in names if names.count(name) > 1] if len(set(names)) < len(names) else []
+    if twice:
+        raise RequestError(f"request_ids: {twice[0]!r} stands there {names.count(twice[0])} times; each must be unique")
+    return names
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Put `where`, the place in the call, into the errors of one prompt."""
+    try:
+        yield
+    except RequestError as error:
+        raise RequestError(f"{where}: {error}") from None
+    except ParameterError as error:
+        raise ParameterError(
+            [Fault(fault.field, fault.value, f"{fault.rule} ({where})") for fault in error.faults]
+        ) from None
+
+
+def _plain(item: Any) -> Any:
+    """Arrays and tensors as lists and numbers; tuples as lists."""
+    item = item.tolist() if hasattr(item, "tolist") else item
+    return list(item) if isinstance(item, tuple | range) else item

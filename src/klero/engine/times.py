@@ -1,0 +1,101 @@
+"""Where the time goes: in the parts of a step, and in the life of a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from klero.engine.outputs import RequestMetrics
+
+PARTS = ("schedule", "inputs", "forward", "sample", "finish")
+
+
+class StepTimes:
+    """Seconds of each part of a step, added up over the steps that got to their end.
+
+    seconds: by part. schedule: who computes what; inputs: the packed arrays and the rows; forward: the model; sample:
+    rewriting and drawing; finish: text, ends, answers. num_steps; num_tokens: computed by the model; num_rows: sampled.
+    """
+
+    def __init__(self) -> None:
+        self._last = 0.0
+        self._laps = dict.fromkeys(PARTS, 0.0)
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin again at zero."""
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.num_steps = self.num_tokens = self.num_rows = 0
+
+    def start(self) -> None:
+        """Begin a step; one that was cut short before counts for nothing."""
+        self._last = perf_counter()
+
+    def lap(self, part: str) -> None:
+        """End a part of the step."""
+        now = perf_counter()
+        self._laps[part], self._last = now - self._last, now
+
+    def count(self, num_tokens: int, num_rows: int) -> None:
+        """End the step: its laps enter the sums."""
+        for part, seconds in self._laps.items():
+            self.seconds[part] += seconds
+        self.num_steps += 1
+        self.num_tokens += num_tokens
+        self.num_rows += num_rows
+
+    @property
+    def total(self) -> float:
+        """Seconds of all parts together."""
+        return sum(self.seconds.values())
+
+    def shares(self) -> dict[str, float]:
+        """The fraction of each part; they add up to 1, or are all 0 before the first step."""
+        total = self.total
+        return {part: seconds / total if total else 0.0 for part, seconds in self.seconds.items()}
+
+
+@dataclass(eq=False)
+class RequestClock:
+    """Moments and counts of one request, on the monotonic clock of `time.perf_counter`, in seconds.
+
+    arrived: when it was asked. started: when a choice of it first ran, None before. first_token: when the first token
+    of any choice was there.
+    """
+
+    arrived: float = field(default_factory=perf_counter)
+    started: float | None = None
+    first_token: float | None = None
+    num_preemptions: int = 0
+    num_steps: int = 0
+    num_prompt_tokens_computed: int = 0
+    _last_step: int = -1
+
+    def start(self) -> None:
+        """Note that a choice runs; only the first time counts."""
+        if self.started is None:
+            self.started = perf_counter()
+
+    def take_part(self, step: int, num_prompt_tokens: int) -> None:
+        """Count a choice's part in step number `step`, and the prompt tokens computed for it."""
+        self.num_steps += step != self._last_step
+        self._last_step = step
+        self.num_prompt_tokens_computed += num_prompt_tokens
+
+    def drew(self) -> None:
+        """Note that a token is there; only the first time counts."""
+        if self.first_token is None:
+            self.first_token = perf_counter()
+
+    def metrics(self, num_prompt_tokens: int, num_generated_tokens: int) -> RequestMetrics:
+        """The record of a request that ends now."""
+        return RequestMetrics(
+            seconds_queued=None if self.started is None else self.started - self.arrived,
+            seconds_to_first_token=None if self.first_token is None else self.first_token - self.arrived,
+            seconds_total=perf_counter() - self.arrived,
+            num_prompt_tokens=num_prompt_tokens,
+            num_generated_tokens=num_generated_tokens,
+            num_prompt_tokens_computed=self.num_prompt_tokens_computed,
+            num_steps=self.num_steps,
+            num_preemptions=self.num_preemptions,
+        )
