@@ -85,7 +85,7 @@ def requests(vocab_size, num_requests, max_tokens):
 
 
 def run(model, seen, asked, *, together=16, churn=False, num_blocks=400, **options):
-    """The tokens of each request. together: so many at a time; churn: joins at random steps, beside others that leave."""
+    """The tokens of each request. together: so many at a time; churn: random joins, beside others that leave."""
     engine = Engine(Watched(model, seen), num_blocks=num_blocks, **options)
     source, found, waiting = random.Random(1), {}, list(enumerate(asked))
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from klero.engine.models.attention import Scores, paged_attention
 from klero.engine.models.invariant import attention as keys_module
 from klero.engine.models.invariant import forward as forward_module
+from klero.engine.models.invariant import one
 from klero.engine.models.invariant.attention import Head, KeyClass, key_class
 from klero.engine.models.invariant.cancelling import pairs, product_inputs
 from klero.engine.models.invariant.forward import BatchInvariant
@@ -261,6 +262,46 @@ def test_without_the_classes_the_bits_differ():
         kept = [torch.equal(F.linear(rows[:count], weight), whole[:count]) for count in (1, 2, 3)]
     assert all(kept)
     assert not all(plain) or true_class().least == 1
+
+
+def chain(row, weight, ends, start):
+    """What one_row computes, by its formula: float64 holds the product of two float32 exactly."""
+    sums = start.copy()
+    begin = 0
+    for n, end in enumerate(ends):
+        acc = np.zeros(len(weight), np.float32)
+        for k in range(begin, end):
+            exact = [float(row[k]) * float(w) + float(a) for w, a in zip(weight[:, k], acc, strict=True)]
+            acc = np.array(exact, np.float64).astype(np.float32)
+        sums = acc if n == 0 and not sums.any() else sums + acc
+        begin = end
+    return sums
+
+
+@pytest.mark.parametrize("num_outputs", [8, 9, 15, 16, 37])
+@pytest.mark.parametrize("ends", [[1], [24], [8, 24], [5, 6, 23]])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_one_row_is_its_formula(num_outputs, ends, with_bias):
+    """Small integers with an eighth: sums in float64 round nowhere, so that the two roundings of `chain` are one."""
+    source = np.random.default_rng(3)
+    row = source.integers(-999, 999, ends[-1]).astype(np.float32) / 8
+    weight = source.integers(-999, 999, (num_outputs, ends[-1])).astype(np.float32) / 8
+    bias = source.integers(-9, 9, num_outputs).astype(np.float32) if with_bias else np.zeros(num_outputs, np.float32)
+    start = torch.from_numpy(bias) if with_bias else None
+    got = one.product(torch.from_numpy(row)[None], torch.from_numpy(weight), np.array(ends), start)
+    assert np.array_equal(got[0].numpy(), chain(row, weight, ends, bias))
+
+
+@pytest.mark.parametrize("width, block, ends", [(100, 192, [100]), (192, 192, [192]), (300, 192, [150, 300]),
+                                                (384, 192, [192, 384]), (400, 192, [192, 384, 400])])  # fmt: skip
+def test_blocks_of_an_inner_axis(width, block, ends):
+    assert one.blocks_of(width, block).tolist() == ends
+
+
+def test_an_order_that_nobody_has_is_not_found():
+    rows, weight = product_inputs(4, torch.empty(24, 576), 1)
+    sums = (rows[:, ::2] @ weight[:, ::2].T) + (rows[:, 1::2] @ weight[:, 1::2].T)
+    assert one.order_of(rows, weight, sums) is None
 
 
 def test_measurements_are_made_once(monkeypatch):

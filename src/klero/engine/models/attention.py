@@ -179,18 +179,16 @@ def klero_attention(
     step, cache = context
     layer = _checked_layer(module, attention_mask, others)
     window = _window_of_config(module, layer) if sliding_window is _UNSAID else sliding_window
-    tokens = step.num_tokens  # what follows is padding of the step, which has neither keys nor an output
     with torch._C.DisableTorchFunction():
-        attended = paged_attention(
-            query[0, :, :tokens].transpose(0, 1),
-            key[0, :, :tokens].transpose(0, 1),
-            value[0, :, :tokens].transpose(0, 1),
+        output = paged_attention(
+            query[0].transpose(0, 1),
+            key[0].transpose(0, 1),
+            value[0].transpose(0, 1),
             layer,
             step,
             cache,
             Scores(scaling, window, softcap, s_aux),
         )
-        output = F.pad(attended, (0, 0, 0, 0, 0, query.shape[2] - tokens))
     return output.unsqueeze(0), None
 
 

@@ -8,11 +8,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 
 from klero.engine.models.attention import running
 from klero.engine.models.invariant.forward import BatchInvariant
-from klero.engine.models.invariant.rows import num_rows
 from klero.engine.models.paging import PagedCache, PagedStep
 from klero.errors import ModelError
 
@@ -69,10 +67,9 @@ def run_step(
     """
     device = module.device
     rows = torch.from_numpy(step.logits_rows).to(device)
-    missing = num_rows(len(step.input_ids)) - len(step.input_ids) if deterministic else 0
     arguments = {
-        name: F.pad(torch.from_numpy(array).long(), (0, missing)).to(device)[None]
-        for name, array in (("input_ids", step.input_ids), ("position_ids", step.positions))
+        "input_ids": torch.from_numpy(step.input_ids).long().to(device)[None],
+        "position_ids": torch.from_numpy(step.positions).long().to(device)[None],
     }
     # Caps and scales stand behind the head in some models, so the module's own forward picks the rows.
     kind: Any = type(module)

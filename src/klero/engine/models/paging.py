@@ -88,7 +88,6 @@ class PagedStep:
     ) -> None:
         self.deterministic = deterministic
         mapping = np.asarray(step.slot_mapping)
-        self.num_tokens = len(mapping)
         self.slot_mapping = _to(mapping, device)  # int64 [T]: cache row of each token's key and value
         self.fresh_blocks = _to(mapping[mapping % block_size == 0] // block_size, device)  # first row written here
         self._step, self._block_size, self._device = step, block_size, device

@@ -90,7 +90,7 @@ def probe(module: Any, *, deterministic: bool = False) -> ProbeResult:
 
 @contextmanager
 def _short_windows(module: Any) -> Iterator[None]:
-    """Cut every sliding window to WINDOW tokens in this block: in a window of thousands, short requests show nothing."""
+    """Cut every sliding window to WINDOW tokens in this block: short requests would not show a larger one."""
     places = [module.config, module.config.get_text_config(), *module.modules()]
     former = [(place, window) for place in places if isinstance(window := vars(place).get("sliding_window"), int)]
     try:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from klero.engine.models.invariant import one
 from klero.engine.models.invariant.rows import Product, RowClass, class_of, in_class
 from klero.errors import ModelError
 
@@ -35,25 +36,34 @@ class BatchInvariant(TorchFunctionMode):
         return rule(func, *args, **(kwargs or {}))
 
 
-def _in_class(name: str, product: Product, rows: torch.Tensor, weight: torch.Tensor, axis: int) -> torch.Tensor:
-    """Return product(rows, weight) over the last axis of `rows` [.., K], in the class of such products."""
+def _in_class(
+    name: str, product: Product, rows: torch.Tensor, weight: torch.Tensor, axis: int, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return product(rows, weight) over the last axis of `rows` [.., K], in the class of such products.
+
+    bias: what `product` adds; of NARROW outputs at least, as it has to be for a weight padded to those.
+    """
     num_outputs = weight.shape[1 - axis]
     if num_outputs < NARROW:
         weight = F.pad(weight, (0, 0, 0, NARROW - num_outputs) if axis == 1 else (0, NARROW - num_outputs))
     key = (name, axis, weight.shape, weight.stride(), weight.dtype, torch.get_num_threads())
     found = _classes.get(key)
     if found is None:
-        found = _classes[key] = class_of(product, weight, axis)
-    result = in_class(lambda some: product(some, weight), rows.reshape(-1, rows.shape[-1]), found)
+        found = _classes[key] = class_of(product, weight, axis, bias)
+    flat = rows.reshape(-1, rows.shape[-1])
+    if found.order is not None and flat.shape[0] == 1:
+        result = one.product(flat, weight, found.order, bias)
+    else:
+        result = in_class(lambda some: product(some, weight), flat, found)
     return result[:, :num_outputs].view(*rows.shape[:-1], num_outputs)
 
 
 def _linear(func: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """F.linear: rows of `input` [.., K] with `weight` [N, K]. A bias is added where the product is, in one rounding."""
+    """F.linear: rows of `input` [.., K] with `weight` [N, K]. A bias is added where the product is, in one call."""
     if bias is None:
         return _in_class("linear", F.linear, input, weight, 1)
     wide = F.pad(bias, (0, max(0, NARROW - len(bias))))
-    return _in_class("linear+bias", lambda rows, some: F.linear(rows, some, wide), input, weight, 1)
+    return _in_class("linear+bias", lambda rows, some: F.linear(rows, some, wide), input, weight, 1, wide)
 
 
 def _addmm(func: Any, input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, **scales: Any) -> torch.Tensor:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from klero.engine.models.invariant.cancelling import product_inputs
+from klero.engine.models.invariant.one import Ends, order_of
 from klero.errors import ModelError
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -20,17 +21,16 @@ HOME = 16  # the class of this count is the one that is used, so that the choice
 MAX_SECONDS = 0.2  # larger counts are not measured beyond this, and then not called either
 
 
-def num_rows(num_tokens: int) -> int:
-    """Return the tokens to pad a step to: what most products would pad it to, once instead of product by product."""
-    return RowClass(4, COUNTS[-1]).count(num_tokens)
-
-
 @dataclass(frozen=True)
 class RowClass:
-    """Row counts whose results agree in bits: those of COUNTS in least .. most, and multiples of 16 between."""
+    """Row counts whose results agree in bits: those of COUNTS in least .. most, and multiples of 16 between.
+
+    order: how klero's own product of one row adds to agree as well (one.py); None: one row is padded like others.
+    """
 
     least: int
     most: int
+    order: Ends | None = None
 
     def count(self, num_rows: int) -> int:
         """Return the number of rows to call with, for 1 <= num_rows <= most."""
@@ -39,8 +39,10 @@ class RowClass:
         return next(count for count in COUNTS if count >= max(num_rows, self.least))
 
 
-def class_of(product: Product, weight: torch.Tensor, axis: int) -> RowClass:
+def class_of(product: Product, weight: torch.Tensor, axis: int, bias: torch.Tensor | None = None) -> RowClass:
     """Measure `product(rows, weight)` and return the class of HOME rows; `weight` is summed over `axis`.
+
+    bias: what `product` adds to every row, if anything.
 
     ModelError where a row's result depends on its place in the call.
     """
@@ -56,6 +58,7 @@ def class_of(product: Product, weight: torch.Tensor, axis: int) -> RowClass:
         if not torch.equal(product(rows[:count], weight), expected[:count]):
             break
         least = count
+    order = order_of(rows[:2], weight, expected, bias) if axis == 1 and least > 1 else None
     start = time.perf_counter()
     for count in (count for count in COUNTS if count > HOME):
         result = product(rows[:count], weight)
@@ -64,7 +67,7 @@ def class_of(product: Product, weight: torch.Tensor, axis: int) -> RowClass:
         most, expected = count, result
         if time.perf_counter() - start > MAX_SECONDS:
             break
-    return RowClass(least, most)
+    return RowClass(least, most, order)
 
 
 def in_class(product: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor, found: RowClass) -> torch.Tensor:
