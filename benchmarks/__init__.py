@@ -15,4 +15,5 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = str(THREADS)
 os.environ["NUMBA_CACHE_DIR"] = str(ROOT / ".cache" / f"numba-{source_hash()}")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # OpenMP's waiting threads would eat the other core
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

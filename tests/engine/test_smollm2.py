@@ -20,7 +20,7 @@ PROMPTS = [
     "Dear Sir or Madam,\n\nI am writing to",
     "Grüße aus Köln! 你好",
 ]
-NUM_TOKENS = 40
+NUM_TOKENS = 64
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,34 @@ def test_greedy_alone_equals_plain_transformers(llm, plain):
     for prompt, expected in zip(PROMPTS, plain, strict=True):
         (output,) = llm.generate(prompt, SamplingParams(max_tokens=NUM_TOKENS))
         assert output.outputs[0].token_ids == expected
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_logits_are_within_1e_4_of_plain_transformers(llm, deterministic):
+    """The same prefixes, in chunks of 5 beside each other, against one plain forward each."""
+    import numpy as np
+    import torch
+
+    from klero.engine.models.forward import run_step
+    from klero.engine.models.paging import PagedCache
+    from klero.engine.models.probe import BLOCK_SIZE, pack
+
+    module = llm.engine.model.module
+    texts = [(llm.tokenizer.encode(prompt) * 25)[:25] for prompt in PROMPTS]
+    tables = np.arange(8 * 7, dtype=np.int32).reshape(8, 7)[:, ::-1].copy()
+    cache, rows = PagedCache(8 * 7, BLOCK_SIZE), [[] for _ in texts]
+    llm.engine.model._take_over()
+    for start in range(0, 25, 5):
+        chunks = [(np.array(ids), start, start + 5) for ids in texts]
+        logits = run_step(module, pack(chunks, tables), cache, deterministic=deterministic)
+        for found, some in zip(rows, logits.split(5), strict=True):
+            found.append(some)
+    module.set_attn_implementation("eager")
+    with torch.inference_mode():
+        plain = [module(input_ids=torch.tensor([ids]), use_cache=False).logits[0] for ids in texts]
+    llm.engine.model._take_over()
+    distances = [float((torch.cat(found) - expected).abs().max()) for found, expected in zip(rows, plain, strict=True)]
+    assert max(distances) <= 1e-4, distances
 
 
 def test_text_is_what_the_tokenizer_decodes(llm):
