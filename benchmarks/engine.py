@@ -1,4 +1,4 @@
-"""The engine beside transformers: `python -m benchmarks.engine` (float32), `--bfloat16`, `--quick`.
+"""The engine beside transformers: `python -m benchmarks.engine` (float32), `--bfloat16`, `--rounds 5`.
 
 16 requests of 100 prompt tokens and 64 new ones, and one such request, on SmolLM2. Candidates take turns in one
 process, so that the machine's moods meet all of them; ratios of medians are the result. Two threads,
@@ -22,7 +22,6 @@ import torch
 
 from benchmarks import machine
 from klero import LLM, SamplingParams
-from klero.engine.models.transformers import TransformersModel
 
 PROMPT_TOKENS, NEW_TOKENS = 100, 64
 RESULTS = Path(__file__).parent / "results" / "engine.jsonl"
@@ -44,14 +43,14 @@ class Candidates:
     """klero and its peers over one module: whoever runs switches the attention to its own first."""
 
     def __init__(self, dtype: str, threads: int) -> None:
-        self.llm = LLM("smollm2", dtype=dtype, threads=threads, max_num_seqs=64, num_blocks=64 * 12, seed=1)
-        self.model: TransformersModel = self.llm.engine.model  # type: ignore[assignment]
-        self.module = self.model.module
+        sizes: dict[str, Any] = {"threads": threads, "max_num_seqs": 64, "num_blocks": 64 * 12, "seed": 1}
+        self.llm = LLM("smollm2", dtype=dtype, **sizes)
+        self.module: Any = self.llm.engine.model.module  # type: ignore[attr-defined]
+        self.off = LLM(self.module, deterministic=False, tokenizer=self.llm.tokenizer, **sizes)
 
     def klero(self, num_requests: int, deterministic: bool) -> None:
-        self.model.deterministic = deterministic
         params = SamplingParams(temperature=1.0, top_p=0.9, seed=1, max_tokens=NEW_TOKENS, ignore_eos=True)
-        self.llm.generate(prompts_of(num_requests), params)
+        (self.llm if deterministic else self.off).generate(prompts_of(num_requests), params)
 
     def generate(self, num_requests: int) -> None:
         """transformers' own loop: one padded batch of equal lengths, dense cache, its sampling."""
@@ -92,7 +91,6 @@ def timed(call: Callable[[], None]) -> float:
 
 def shares(candidates: Candidates, num_requests: int) -> dict[str, float]:
     """Where the steps of a batch of `num_requests` go, as fractions."""
-    candidates.model.deterministic = True
     candidates.llm.engine.times.reset()
     candidates.klero(num_requests, True)
     return {part: round(share, 4) for part, share in candidates.llm.engine.times.shares().items()}
@@ -102,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--bfloat16", action="store_true", help="bfloat16 instead of float32")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="two rounds instead of five")
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args(arguments)
     logging.getLogger("transformers").setLevel(logging.ERROR)
     threads = options.threads
@@ -111,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     candidates = Candidates(dtype, threads)
     calls = candidates.all()
     seconds: dict[tuple[str, int], list[float]] = {key: [] for key in calls}
-    for done in range(1 + (2 if options.quick else 5)):
+    for done in range(1 + options.rounds):
         for key, call in calls.items():
             took = timed(call)
             print(f"{'warm-up' if done == 0 else done} {key} {took:.2f} s", file=sys.stderr, flush=True)

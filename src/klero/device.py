@@ -92,18 +92,18 @@ def num_threads() -> int:
 
 
 class _Pool:
-    """A small thread pool, made on first use and again after a fork."""
+    """A small thread pool, made on first use, again after a fork, and again for more threads than it has."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._owner: tuple[int, int] | None = None
+        self._owner, self._size = 0, 0  # the process that made it, and its threads
         self._executor: ThreadPoolExecutor | None = None
 
     def executor(self, threads: int) -> ThreadPoolExecutor:
         with self._lock:
-            if self._executor is None or self._owner != (os.getpid(), threads):
+            if self._executor is None or self._owner != os.getpid() or self._size < threads:
                 self._executor = ThreadPoolExecutor(threads, thread_name_prefix="klero")
-                self._owner = (os.getpid(), threads)
+                self._owner, self._size = os.getpid(), threads
             return self._executor
 
 

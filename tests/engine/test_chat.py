@@ -54,7 +54,7 @@ def test_a_conversation_is_answered_with_one_bos(llm):
     (output,) = llm.chat(HELLO, SHORT)
     assert llm.tokenizer.decode(output.prompt_token_ids) == "<s>[user]Hello[assistant]"
     assert output.prompt_token_ids.count(256) == 1
-    assert llm.encode("x")[0] == 256  # a text does get it from the tokenizer
+    assert llm.tokenize("x")[0] == 256  # a text does get it from the tokenizer
     assert output.outputs == llm.generate([llm.render(HELLO)], SHORT)[0].outputs
 
 
@@ -76,12 +76,12 @@ def test_options_reach_the_template():
         return llm.tokenizer.decode(llm.render(HELLO, **options))
 
     assert text(add_generation_prompt=False) == "<s>[user]Hello"
-    assert text(tools=[{"name": "look"}], template_kwargs={"loud": True}) == "<s>[user]Hello[assistant]<look>!"
+    assert text(tools=[{"name": "look"}], chat_template_kwargs={"loud": True}) == "<s>[user]Hello[assistant]<look>!"
     assert text(chat_template="{{ messages[0].content }}") == "Hello"
     answer = [*HELLO, {"role": "assistant", "content": "Hi"}]
-    goes_on = llm.render(answer, add_generation_prompt=False, template_kwargs={"continue_final_message": True})
+    goes_on = llm.render(answer, add_generation_prompt=False, chat_template_kwargs={"continue_final_message": True})
     assert llm.tokenizer.decode(goes_on).endswith("[assistant]Hi")
-    (output,) = llm.chat(HELLO, SHORT, tools=[{"name": "look"}], template_kwargs={"loud": True})
+    (output,) = llm.chat(HELLO, SHORT, tools=[{"name": "look"}], chat_template_kwargs={"loud": True})
     assert llm.tokenizer.decode(output.prompt_token_ids).endswith("<look>!")
 
 
@@ -138,8 +138,8 @@ def test_malformed_conversations_are_refused_by_name_and_rule(llm, messages, wor
     "options, words",
     [
         ({"tools": [{"name": "look"}]}, "tools: the chat template does not use them"),
-        ({"template_kwargs": {"enable_thinking": True}}, "does not use 'enable_thinking'"),
-        ({"template_kwargs": {"tokenize": False}}, "'tokenize' is an argument of its own"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "does not use 'enable_thinking'"),
+        ({"chat_template_kwargs": {"tokenize": False}}, "'tokenize' is an argument of its own"),
         ({"chat_template": "{% if %}"}, "the chat template refused"),
         ({"chat_template": "{{ '' }}"}, "made no token"),
     ],

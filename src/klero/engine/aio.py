@@ -96,7 +96,7 @@ class AsyncLLM:
         if params is not None and not isinstance(params, SamplingParams):
             raise RequestError("params: must be SamplingParams; SamplingParams.from_dict reads a dict")
         text = prompt if isinstance(prompt, str) else None
-        ids = self.llm.encode(prompt)
+        ids = self.llm.tokenize(prompt)
         asked = Asked(name, ids, params or SamplingParams(), text, stream, asyncio.get_running_loop())
         self._loop.submit(asked)
         return asked

@@ -33,13 +33,13 @@ def render(
     add_generation_prompt: bool = True,
     chat_template: str | None = None,
     tools: Sequence[Any] | None = None,
-    template_kwargs: Mapping[str, Any] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Return the token ids of one checked conversation; special tokens are the template's alone, bos among them.
 
     RequestError: no tokenizer, no template, an argument that the template does not use, a template that fails.
     """
-    template, extra = template_of(tokenizer, chat_template, tools), dict(template_kwargs or {})
+    template, extra = template_of(tokenizer, chat_template, tools), dict(chat_template_kwargs or {})
     _check_used(template, tools, extra)
     try:
         ids = tokenizer.apply_chat_template(
@@ -81,12 +81,12 @@ def _check_used(template: str, tools: Sequence[Any] | None, extra: dict[str, Any
     """Refuse what the template would drop without a word."""
     ours = [name for name in extra if name in _OURS]
     if ours:
-        raise RequestError(f"template_kwargs: {ours[0]!r} is an argument of its own, or fixed; leave it out there")
+        raise RequestError(f"chat_template_kwargs: {ours[0]!r} is an argument of its own, or fixed; leave it out there")
     if tools is not None and "tools" not in template:
         raise RequestError("tools: the chat template does not use them; pass a chat_template that does")
     unused = [name for name in extra if name not in template and name not in _OF_TOKENIZER]
     if unused:
-        raise RequestError(f"template_kwargs: the chat template does not use {unused[0]!r}; leave it out")
+        raise RequestError(f"chat_template_kwargs: the chat template does not use {unused[0]!r}; leave it out")
 
 
 def checked(where: str, conversation: Any) -> list[Message]:

@@ -187,7 +187,7 @@ class Engine:
     def _start_over(self, planned: list[Planned]) -> None:
         """After a step that failed nobody knows what the model holds: its sequences are computed again."""
         self._interrupted = list(dict.fromkeys(choice.request for choice, _ in planned))
-        for choice, _ in planned:
+        for choice, _ in sorted(planned, key=lambda plan: -plan.choice.arrival):  # the oldest comes to stand in front
             self.scheduler.preempt(choice)
 
     def _computed(self, planned: list[Planned]) -> int:

@@ -62,7 +62,7 @@ class LLM:
         set_spin(spin)
         set_threads(threads)
         self._watch = Watch()
-        loaded, own_tokenizer = _load(model, dtype, deterministic)
+        loaded, own_tokenizer = _load(model, dtype, deterministic, max_model_len)
         set_threads(threads)  # torch may have come with the model
         self.tokenizer = tokenizer if tokenizer is not None else own_tokenizer
         vocabulary = getattr(loaded, "vocabulary", None)
@@ -147,20 +147,20 @@ class LLM:
         add_generation_prompt: bool = True,
         chat_template: str | None = None,
         tools: Sequence[Any] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         request_ids: str | Sequence[str] | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list of them: `generate` on what `render` makes of it."""
-        options = {
-            "add_generation_prompt": add_generation_prompt, "chat_template": chat_template, "tools": tools,
-            "template_kwargs": template_kwargs,
-        }  # fmt: skip
         self._turns.check_usable()
         prompts = []
         for where, conversation in chats.conversations_of(messages).items():
-            with naming(where):
-                prompts.append(self._render(conversation, options))
+            with naming(where), self._tokenizer_lock:
+                ids = chats.render(
+                    self.tokenizer, conversation, add_generation_prompt=add_generation_prompt, tools=tools,
+                    chat_template=chat_template, chat_template_kwargs=chat_template_kwargs,
+                )  # fmt: skip
+            prompts.append(ids)
         return self.generate(prompts, params, request_ids=request_ids, progress=progress)
 
     def render(
@@ -170,20 +170,21 @@ class LLM:
         add_generation_prompt: bool = True,
         chat_template: str | None = None,
         tools: Sequence[Any] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the prompt of one conversation, as token ids: `stream(llm.render(messages))` streams the answer.
 
         messages: dicts with "role" and "content" (a string, or text parts, which are joined). chat_template: instead of
-        the tokenizer's own. tools, template_kwargs: go to the template; refused where it does not use them.
+        the tokenizer's own. tools, chat_template_kwargs: go to the template; refused where it does not use them.
         add_generation_prompt: open the assistant's turn. RequestError for malformed messages, a missing tokenizer or
         template, and whatever the template raises.
         """
-        options = {
-            "add_generation_prompt": add_generation_prompt, "chat_template": chat_template, "tools": tools,
-            "template_kwargs": template_kwargs,
-        }  # fmt: skip
-        return self._render(chats.checked("messages", messages), options)
+        conversation = chats.checked("messages", messages)
+        with self._tokenizer_lock:
+            return chats.render(
+                self.tokenizer, conversation, add_generation_prompt=add_generation_prompt, tools=tools,
+                chat_template=chat_template, chat_template_kwargs=chat_template_kwargs,
+            )  # fmt: skip
 
     def abort(self, request_id: str) -> None:
         """Ask, from any thread, that a request of the running call ends before the next step, with what it has by then.
@@ -207,7 +208,7 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def encode(self, prompt: Prompt) -> Sequence[int]:
+    def tokenize(self, prompt: Prompt) -> Sequence[int]:
         """Return the token ids of a prompt: a text by the tokenizer, ids as they are. RequestError if that fails."""
         if not isinstance(prompt, str):
             return ids_of(prompt)
@@ -244,25 +245,23 @@ class LLM:
             for i, (name, prompt, one) in enumerate(zip(names, asked, one_each, strict=True)):
                 with naming(f"prompts[{i}]"):
                     text = prompt if isinstance(prompt, str) else None
-                    ids = self.encode(prompt)
+                    ids = self.tokenize(prompt)
                     self.engine.add_request(name, ids, one, prompt=text, prompt_index=i, stream=stream)
 
         with self._turns.turn(names, add):
             yield names
 
-    def _render(self, conversation: list[chats.Message], options: dict[str, Any]) -> list[int]:
-        with self._tokenizer_lock:
-            return chats.render(self.tokenizer, conversation, **options)
 
-
-def _load(model: Any, dtype: str, deterministic: bool | None) -> tuple[Any, Any]:
+def _load(
+    model: Any, dtype: str, deterministic: bool | None, max_model_len: int | None
+) -> tuple[Any, Any]:
     """The model, loaded if it is not a Model already, and its tokenizer or None."""
     if deterministic is not None and not isinstance(deterministic, bool):
         raise OptionError(f"deterministic={deterministic!r}: must be True, False or None")
     if not (hasattr(model, "forward") and hasattr(model, "bytes_per_block")):
         from klero.engine.models.load import load_model
 
-        return load_model(model, dtype=dtype, deterministic=deterministic)
+        return load_model(model, dtype=dtype, max_model_len=max_model_len, deterministic=deterministic)
     if dtype != "auto":
         raise OptionError(f"dtype={dtype!r}: a Model object has its own dtype; leave it at 'auto'")
     own = bool(getattr(model, "deterministic", False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,7 +36,8 @@ def params_of(params: SamplingParams | Sequence[SamplingParams] | None, num_prom
         params = SamplingParams()
     if isinstance(params, SamplingParams):
         return [params.for_prompt(i) for i in range(num_prompts)]
-    if isinstance(params, dict) or not all(isinstance(one, SamplingParams) for one in params):
+    several = isinstance(params, Iterable) and not isinstance(params, dict)
+    if not several or not all(isinstance(one, SamplingParams) for one in params):
         raise RequestError("params: must be SamplingParams or a list of them; SamplingParams.from_dict reads a dict")
     if len(params) != num_prompts:
         raise RequestError(f"params: {len(params)} for {num_prompts} prompts; give one for all, or one for each")

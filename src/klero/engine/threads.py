@@ -38,6 +38,8 @@ def set_threads(threads: int | None) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(threads)
+    else:
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # which torch reads when it is loaded
 
 
 def set_spin(spin: int | None) -> None:

@@ -20,9 +20,11 @@ class Turns:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._turn_lock, self._owner = threading.Lock(), 0  # the thread whose call has the engine; 0: none
+        self._turn_lock = threading.Lock()
+        self._owner: threading.Thread | None = None  # the thread whose call has the engine
         self._step_lock = threading.RLock()  # held while the engine is touched; free between steps
-        self._asking, self._aborts = threading.Lock(), list[str]()  # what other threads want ended
+        # What other threads want ended. Reentrant: a stream that is collected may end from inside any line.
+        self._asking, self._aborts = threading.RLock(), list[str]()
         self._closing, self._late = False, list[RequestOutput]()  # the answers of requests that close ended
         self._lent = False
 
@@ -37,17 +39,19 @@ class Turns:
     def turn(self, names: list[str], add: Callable[[], None]) -> Iterator[None]:
         """Have the engine for one call: `add` brings its requests, of these names; none outlives an exception."""
         self.check_usable()
-        if self._owner == threading.get_ident():
+        if self._owner is threading.current_thread():
             raise RequestError(
                 "this thread is inside a generate (its progress callback) or a stream of this LLM; "
                 "wait until it has returned, or close the stream"
             )
         with self._turn_lock:
+            with self._step_lock:
+                self.check_usable()
+                if self._engine.num_unfinished:
+                    raise RequestError("the engine runs requests added to it directly; step it until they end")
             self.move_here()
             try:
                 with self._step_lock:
-                    if self._engine.num_unfinished:
-                        raise RequestError("the engine runs requests added to it directly; step it until they end")
                     add()
                 yield
             except BaseException:
@@ -55,13 +59,13 @@ class Turns:
                     self._engine.discard(names)
                 raise
             finally:
-                self._owner = 0
+                self._owner = None
                 with self._asking:
                     self._aborts.clear()
 
     def move_here(self) -> None:
         """Note that the call goes on in this thread: an iterator may go from one to another."""
-        self._owner = threading.get_ident()
+        self._owner = threading.current_thread()
 
     def step(self, mine: frozenset[str]) -> dict[str, RequestOutput]:
         """Do what other threads asked for, then one step; the answers to my requests."""
@@ -81,16 +85,17 @@ class Turns:
         """Ask that a request of the running call ends before the next step. RequestError if there is none."""
         self.check_usable()
         with self._asking:
-            if not self._owner or request_id not in self._engine:
+            if self._owner is None or request_id not in self._engine:
                 raise RequestError(f"request_id={request_id!r}: no such request is waiting or running")
             self._aborts.append(request_id)
 
     def close(self) -> None:
         """End what runs, with what it has, and close the engine; a second time does nothing."""
-        if self._lent:
-            raise RequestError("an AsyncLLM runs this LLM; close that first")
         self._closing = True  # whoever comes to the engine first shuts it: the lock alone may go to its owner again
         with self._step_lock:
+            if self._lent:
+                self._closing = False
+                raise RequestError("an AsyncLLM runs this LLM; close that first")
             self._shut()
 
     def lend(self) -> None:
@@ -98,7 +103,13 @@ class Turns:
         self.check_usable()
         if not self._turn_lock.acquire(blocking=False):
             raise RequestError("a generate or stream of this LLM runs; wait until it has returned")
-        self._lent = True
+        try:
+            with self._step_lock:
+                self.check_usable()
+                self._lent = True
+        except BaseException:
+            self._turn_lock.release()
+            raise
 
     def take_back(self) -> None:
         """Let calls have the engine again."""

@@ -13,7 +13,7 @@ from klero.engine.models.invariant import forward as forward_module
 from klero.engine.models.invariant import one
 from klero.engine.models.invariant.attention import Head, KeyClass, key_class
 from klero.engine.models.invariant.cancelling import pairs, product_inputs
-from klero.engine.models.invariant.forward import BatchInvariant
+from klero.engine.models.invariant.forward import Audit, BatchInvariant
 from klero.engine.models.invariant.rows import COUNTS, RowClass, class_of, in_class
 from klero.engine.models.paging import PagedCache, PagedStep
 from klero.errors import ModelError
@@ -54,7 +54,7 @@ def halved_below(border):
 
 
 def true_class():
-    return class_of(F.linear, torch.zeros(40, 64), 1)
+    return class_of(F.linear, torch.zeros(40, 64), 1, 512)
 
 
 @pytest.mark.parametrize("border", [2, 8, 12])
@@ -73,7 +73,7 @@ def test_a_class_ends_where_the_order_changes(border, most):
     reverse = lambda rows, weight: (  # noqa: E731
         halved_below(10**9)(rows, weight) if rows.shape[0] >= border else product(rows, weight)
     )
-    assert class_of(reverse, torch.zeros(40, 64), 1).most == min(most, true_class().most)
+    assert class_of(reverse, torch.zeros(40, 64), 1, 512).most == min(most, true_class().most)
 
 
 def test_a_product_that_knows_places_is_refused():
@@ -184,6 +184,27 @@ def test_attention_is_the_same_bits_in_any_company(packer, dtype, heads, width, 
         torch.set_num_threads(1)
 
 
+def test_larger_counts_are_measured_when_they_are_needed():
+    weight = torch.zeros(40, 64)
+    found = class_of(F.linear, weight, 1)
+    assert (found.most, found.ended, found.lacks(16), found.lacks(17)) == (16, False, False, True)
+    assert not class_of(F.linear, weight, 1, 100).lacks(100)
+    assert class_of(F.linear, weight, 1, 100).lacks(200)
+    assert not class_of(F.linear, weight, 1, 1000).lacks(2000)
+
+
+def test_every_place_is_checked():
+    """A product that knows its fortieth row is not called with more than 32."""
+
+    def product(rows, weight):
+        result = F.linear(rows, weight)
+        if rows.shape[0] > 39:
+            result[39] = halved_below(10**9)(rows, weight)[39]
+        return result
+
+    assert class_of(product, torch.zeros(40, 64), 1, 512).most == 32
+
+
 CURVES = [F.silu, F.gelu, torch.sigmoid, torch.tanh, torch.exp, torch.cos]
 
 
@@ -224,6 +245,8 @@ def test_products_do_not_know_how_many_rows_they_are_called_with(dtype, threads,
         with BatchInvariant():
             for name, product in products.items():
                 whole = product(rows)
+                if name != "experts":
+                    assert torch.equal(product(rows[7:8]), whole[7:8]), name
                 for count in (2, 6, 10, 34):  # in the middle, where the second expert ends and the third begins
                     middle = slice(50 - count // 2, 50 + count // 2)
                     assert torch.equal(product(rows[middle]), whole[middle]), (name, count)
@@ -251,6 +274,45 @@ def test_a_product_of_unknown_kind_is_refused_with_the_way_out():
             with pytest.raises(ModelError, match="deterministic=False"):
                 call()
         assert torch.equal(torch.ones(1, 4, 1) @ torch.ones(1, 1, 3), torch.ones(1, 4, 3))  # adds nothing up
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.ops.aten.mm(x, x.T),
+        lambda x: torch.linalg.multi_dot([x, x.T, x]),
+        lambda x: torch.cdist(x, x),
+        lambda x: torch.ops.aten.sigmoid_(x.clone()),
+    ],
+)
+def test_the_audit_sees_what_goes_past_the_functions_of_torch(call):
+    with torch.inference_mode(), Audit(), BatchInvariant(), pytest.raises(ModelError, match="deterministic=False"):
+        call(torch.ones(8, 8))
+
+
+def test_the_audit_lets_measured_calls_pass():
+    weight, more = torch.randn(20, 8), torch.randn(20)
+    with torch.inference_mode(), Audit(), BatchInvariant():
+        F.silu(F.linear(torch.ones(3, 8), weight, more)).softmax(-1).square().mean(-1).rsqrt()
+        assert torch.mm(torch.ones(3, 8), mat2=weight.T).shape == (3, 20)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("call", [torch.rsqrt, lambda x: x.pow(-0.5), lambda x: x**1.7, torch.special.expit])
+def test_other_curves(call, dtype):
+    rows = torch.rand(70, 1, generator=torch.Generator().manual_seed(1)).to(dtype) + 0.1
+    with BatchInvariant():
+        whole = call(rows)
+        assert all(torch.equal(call(rows[n : n + 3]), whole[n : n + 3]) for n in range(67))
+
+
+def test_a_curve_in_place_changes_its_input():
+    rows = torch.randn(3, 5)
+    with BatchInvariant():
+        result = F.silu(rows, inplace=True)
+        assert torch.equal(result, rows)
+        with pytest.raises(ModelError, match="out="):
+            torch.exp(rows, out=torch.empty(3, 5))
 
 
 def test_without_the_classes_the_bits_differ():

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from klero.engine.models.invariant.attention import Head, KeyClass, attend_fused, attend_in_blocks, key_class
+from klero.engine.models.invariant.forward import measured
 from klero.engine.models.paging import PagedCache, PagedStep, Span
 from klero.errors import ModelError
 
@@ -179,7 +180,7 @@ def klero_attention(
     step, cache = context
     layer = _checked_layer(module, attention_mask, others)
     window = _window_of_config(module, layer) if sliding_window is _UNSAID else sliding_window
-    with torch._C.DisableTorchFunction():
+    with measured(), torch._C.DisableTorchFunction():
         output = paged_attention(
             query[0].transpose(0, 1),
             key[0].transpose(0, 1),

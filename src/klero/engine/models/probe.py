@@ -19,6 +19,7 @@ import torch
 from klero.batch import StepArrays
 from klero.engine.models.attention import ATTENTION_NAME
 from klero.engine.models.forward import call, run_step, use_attention
+from klero.engine.models.invariant.forward import Audit
 from klero.engine.models.paging import PagedCache
 from klero.errors import ModelError
 
@@ -58,24 +59,18 @@ def pack(chunks: list[tuple[np.ndarray, int, int]], block_tables: np.ndarray) ->
     )
 
 
-def probe(module: Any, *, deterministic: bool = False) -> ProbeResult:
+def probe(module: Any) -> ProbeResult:
     """Compare `module`, switched to klero's attention before and after, with its eager attention.
 
-    deterministic: compare packed steps with each request alone as well, in bits and in the module's own dtype.
     ModelError, with the cause attached, if it cannot compute packed steps or computes something else.
     """
     name = type(module).__name__
     weights = _float32_copy(module)
-    try:
-        cache = PagedCache(num_blocks=8, block_size=BLOCK_SIZE)
-        first, second = _requests(module)
-        with _short_windows(module):
-            expected = _eager_logits(module, weights, (first, second))
-            packed = _packed_logits(module, weights, first, second, cache)
-    except ModelError:
-        raise
-    except Exception as error:  # whatever a foreign forward raises, the way out is the same
-        raise ModelError(f"{name} cannot compute a packed step: {type(error).__name__}: {error}") from error
+    cache = PagedCache(num_blocks=8, block_size=BLOCK_SIZE)
+    first, second = _requests(module)
+    with _named(name), _short_windows(module):
+        expected = _eager_logits(module, weights, (first, second))
+        packed = _packed_logits(module, weights, first, second, cache)
     missing = sorted(set(range(module.config.get_text_config().num_hidden_layers)) - set(cache.layers))
     if missing:
         raise ModelError(
@@ -83,16 +78,30 @@ def probe(module: Any, *, deterministic: bool = False) -> ProbeResult:
             "keys and values (or stay on an attention of their own); such a model needs a Model of its own"
         )
     _compare(name, packed.float(), expected.float(), module.dtype if weights is None else torch.float32)
-    if deterministic:
-        _check_bits(module, first, second)
     return ProbeResult(vocab_size=int(packed.shape[1]), layer_shapes=cache.shapes())
 
 
 @contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Turn whatever a foreign forward raises into a ModelError: the way out is the same."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{name} cannot compute a packed step: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
 def _short_windows(module: Any) -> Iterator[None]:
-    """Cut every sliding window to WINDOW tokens in this block: short requests would not show a larger one."""
-    places = [module.config, module.config.get_text_config(), *module.modules()]
-    former = [(place, window) for place in places if isinstance(window := vars(place).get("sliding_window"), int)]
+    """Cut sliding windows to WINDOW tokens in this block: short requests would not show a larger one.
+
+    One as long as the context cuts nothing off, so that an architecture may as well ignore it: it stays.
+    """
+    text = module.config.get_text_config()
+    context = getattr(text, "max_position_embeddings", None) or float("inf")
+    windows = [(place, vars(place).get("sliding_window")) for place in (module.config, text, *module.modules())]
+    former = [(place, window) for place, window in windows if isinstance(window, int) and window < context]
     try:
         for place, window in former:
             place.sliding_window = min(window, WINDOW)
@@ -124,17 +133,25 @@ def _packed_logits(
     return torch.cat([early[:7], late[:1], early[7:], late[1:]])
 
 
-def _check_bits(module: Any, first: np.ndarray, second: np.ndarray) -> None:
-    """Raise ModelError unless each request alone, in one piece, has the bits of the packed steps."""
+def check_bits(module: Any) -> None:
+    """Raise ModelError unless `module`, attending through klero, is batch-invariant, as far as a load can tell.
+
+    No operator that nobody measured may be reached, and two requests in packed steps must have, in bits and in the
+    module's own dtype, the logits of each of them alone.
+    """
+    name = type(module).__name__
     cache = PagedCache(num_blocks=8, block_size=BLOCK_SIZE)
-    packed = _packed_logits(module, None, first, second, cache, deterministic=True)
-    for ids, rows in ((first, packed[:8]), (second, packed[8:])):
-        step = pack([(ids, 0, len(ids))], np.array([[6, 4, 5]], np.int32))
-        if not torch.equal(run_step(module, step, cache, deterministic=True), rows):
-            raise ModelError(
-                f"{type(module).__name__}: a request alone and the same one in company give other bits on this "
-                "machine, with all products in one class; pass deterministic=False to run it all the same"
-            )
+    first, second = _requests(module)
+    with _named(name):
+        with Audit():
+            packed = _packed_logits(module, None, first, second, cache, deterministic=True)
+        steps = [pack([(ids, 0, len(ids))], np.array([[6, 4, 5]], np.int32)) for ids in (first, second)]
+        alone = torch.cat([run_step(module, step, cache, deterministic=True) for step in steps])
+    if not torch.equal(alone, packed):
+        raise ModelError(
+            f"{name}: a request alone and the same one in company give other bits on this machine, with all "
+            "products in one class; pass deterministic=False to run it all the same"
+        )
 
 
 def _eager_logits(module: Any, weights: Weights, requests: tuple[np.ndarray, ...]) -> torch.Tensor:

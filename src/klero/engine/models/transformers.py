@@ -10,7 +10,7 @@ from klero.engine.models import checks
 from klero.engine.models.attention import ATTENTION_NAME, register
 from klero.engine.models.forward import attention_in_use, run_step, use_attention
 from klero.engine.models.paging import PagedCache
-from klero.engine.models.probe import probe
+from klero.engine.models.probe import check_bits, probe
 from klero.errors import ModelError
 
 if TYPE_CHECKING:
@@ -45,13 +45,18 @@ class TransformersModel:
         checks.check_module(module)
         config = module.config.get_text_config()
         self.module, self.tokenizer = module, tokenizer
-        self.deterministic = module.device.type == "cpu" if deterministic is None else deterministic
+        on_cpu = module.device.type == "cpu"
+        if deterministic and not on_cpu:
+            raise ModelError(f"deterministic=True: holds on the CPU, and the model lies on {module.device}; pass False")
+        self.deterministic = on_cpu if deterministic is None else deterministic
         former = module.config._attn_implementation
         try:
             self._take_over()
             self.max_model_len = checks.context_length(config, max_model_len)
-            found = probe(module, deterministic=self.deterministic)
-        except ModelError:
+            found = probe(module)
+            if self.deterministic:
+                check_bits(module)
+        except BaseException:
             if former != ATTENTION_NAME:
                 module.set_attn_implementation(former)  # a module that is refused goes back as it came
             raise

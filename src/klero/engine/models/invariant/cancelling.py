@@ -34,7 +34,8 @@ def product_inputs(num_rows: int, weight: torch.Tensor, axis: int) -> tuple[torc
     width, others = weight.shape[axis], weight.numel() // weight.shape[axis]
     some = min(others, 512)  # outputs repeat beyond: their number matters to a kernel, not that they differ
     columns, rows = pairs(max(some, num_rows), width, torch.Generator().manual_seed(width))
-    columns = columns[:some].repeat(-(-others // some), 1)[:others]
     like = torch.empty_like(weight)
-    like.copy_(columns if axis == 1 else columns.T)
+    outputs = like if axis == 1 else like.T
+    for begin in range(0, others, some):
+        outputs[begin : begin + some] = columns[: min(some, others - begin)]
     return rows[:num_rows].to(weight.dtype), like

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from klero.engine.models.invariant import one
-from klero.engine.models.invariant.rows import Product, RowClass, class_of, in_class
+from klero.engine.models.invariant.rows import HOME, Product, RowClass, class_of, in_class
 from klero.errors import ModelError
 
 # Vector code does whole registers, scalar code the rest, and the two round exp, tanh and their like differently. Two
@@ -19,6 +22,17 @@ from klero.errors import ModelError
 WHOLE, GRAIN = 64, 32768
 NARROW = 16  # products with fewer outputs are padded to it: below 12, a row's bits can depend on its place in the call
 _classes: dict[tuple[Any, ...], RowClass] = {}  # of the process: what was measured, by shape, dtype and threads
+_within = threading.local()  # .rule: this thread is inside of a call that was measured
+
+
+@contextmanager
+def measured() -> Iterator[None]:
+    """Say to the audit that what is called in this block is called within measured classes."""
+    former, _within.rule = getattr(_within, "rule", False), True
+    try:
+        yield
+    finally:
+        _within.rule = former
 
 
 class BatchInvariant(TorchFunctionMode):
@@ -26,14 +40,30 @@ class BatchInvariant(TorchFunctionMode):
 
     Products of rows with a weight are called within one class of row counts (rows.py); curves such as silu on whole
     registers. Sums along a row, norms and softmax are computed row by row already. A product that is neither is refused
-    with ModelError: nobody knows on what its bits depend.
+    with ModelError. What goes past torch's functions (scripts, operators called directly) is seen by `Audit`.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         rule = RULES.get(func)
         if rule is None:
             return func(*args, **(kwargs or {}))
-        return rule(func, *args, **(kwargs or {}))
+        with measured():
+            return rule(func, *args, **(kwargs or {}))
+
+
+class Audit(TorchDispatchMode):
+    """Inside this block, every operator that reaches the processor is looked at: what nobody measured is refused.
+
+    Slow, and so for the one forward that a model is loaded with. ModelError names the operator.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        namespace, _, name = func.name().partition("::")
+        name = name.partition(".")[0].removesuffix("_")
+        unknown = namespace not in ("aten", "prim", "prims") or name in UNMEASURED or name.startswith("linalg_")
+        if unknown and not getattr(_within, "rule", False):
+            raise ModelError(_unknown(f"the operator {func.name()}"))
+        return func(*args, **(kwargs or {}))
 
 
 def _in_class(
@@ -46,11 +76,11 @@ def _in_class(
     num_outputs = weight.shape[1 - axis]
     if num_outputs < NARROW:
         weight = F.pad(weight, (0, 0, 0, NARROW - num_outputs) if axis == 1 else (0, NARROW - num_outputs))
+    flat = rows.reshape(-1, rows.shape[-1]).contiguous()
     key = (name, axis, weight.shape, weight.stride(), weight.dtype, torch.get_num_threads())
     found = _classes.get(key)
-    if found is None:
-        found = _classes[key] = class_of(product, weight, axis, bias)
-    flat = rows.reshape(-1, rows.shape[-1])
+    if found is None or found.lacks(flat.shape[0]):
+        found = _classes[key] = class_of(product, weight, axis, max(HOME, flat.shape[0]), bias)
     if found.order is not None and flat.shape[0] == 1:
         result = one.product(flat, weight, found.order, bias)
     else:
@@ -66,17 +96,20 @@ def _linear(func: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Te
     return _in_class("linear+bias", lambda rows, some: F.linear(rows, some, wide), input, weight, 1, wide)
 
 
-def _addmm(func: Any, input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, **scales: Any) -> torch.Tensor:
+def _addmm(
+    func: Any, input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: float = 1, alpha: float = 1
+) -> torch.Tensor:
     """torch.addmm with a bias [N]: rows of `mat1` [R, K] with `mat2` [K, N]."""
-    if input.dim() != 1 or scales:
+    if input.dim() != 1 or beta != 1 or alpha != 1:
         raise ModelError(_unknown("addmm with a matrix or with scales"))
     wide = F.pad(input, (0, max(0, NARROW - len(input))))
     return _in_class("addmm", lambda rows, some: torch.addmm(wide, rows, some), mat1, mat2, 0)
 
 
-def _matmul(func: Any, input: torch.Tensor, other: torch.Tensor, *, out: Any = None) -> torch.Tensor:
+def _matmul(func: Any, input: torch.Tensor, other: Any = None, *, mat2: Any = None, out: Any = None) -> torch.Tensor:
     """Rows of `input` [.., K] with a weight [K, N]; or outer products, which add nothing up."""
-    if out is not None:
+    other = mat2 if other is None else other
+    if out is not None or not isinstance(other, torch.Tensor):
         raise ModelError(_unknown("matmul with out="))
     if other.dim() == 2 and input.dim() >= 2:
         return _in_class("matmul", torch.matmul, input, other, 0)
@@ -97,14 +130,29 @@ def _grouped_mm(func: Any, mat_a: torch.Tensor, mat_b: torch.Tensor, offs: Any =
 
 def _curve(func: Any, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """A function of each element alone, on whole registers, and never cut by threads inside of one."""
+    inplace = kwargs.pop("inplace", False)
+    if kwargs.get("out") is not None or any(isinstance(value, torch.Tensor) for value in args):
+        raise ModelError(_unknown(f"{getattr(func, '__name__', func)} with out= or of two tensors"))
     width = input.shape[-1] if input.dim() else 1
-    if width % (2 * WHOLE) == 0 and torch.get_num_threads() <= 2 and not kwargs.get("inplace"):
-        return func(input, *args, **kwargs)  # a row is whole registers, and so is half of all rows
-    kwargs.pop("inplace", None)
-    flat = input.reshape(-1)
-    padded = F.pad(flat, (0, -len(flat) % WHOLE))
-    pieces = [func(piece, *args, **kwargs) for piece in padded.split(GRAIN)]
-    return torch.cat(pieces)[: len(flat)].view(input.shape)
+    if width % (2 * WHOLE) == 0 and torch.get_num_threads() <= 2:
+        result = func(input, *args, **kwargs)  # a row is whole registers, and so is half of all rows
+    else:
+        flat = input.reshape(-1)
+        pieces = F.pad(flat, (0, -len(flat) % WHOLE)).split(GRAIN)
+        result = torch.cat([func(piece, *args, **kwargs) for piece in pieces])[: len(flat)].view(input.shape)
+    return input.copy_(result) if inplace else result
+
+
+def _power(func: Any, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """A power: squares and cubes are products of elements and alike in all code; others are curves."""
+    exponent = args[0] if args else kwargs.get("exponent")
+    return func(input, *args, **kwargs) if exponent in (2, 3) else _curve(func, input, *args, **kwargs)
+
+
+def _root(func: Any, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """1 / sqrt, which float32 rounds alike in all code and half precision does not."""
+    exact = input.dtype == torch.float32
+    return func(input, *args, **kwargs) if exact else _curve(func, input, *args, **kwargs)
 
 
 def _refuse(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -120,24 +168,27 @@ def _unknown(what: str) -> str:
 
 def _named(*names: str) -> list[Any]:
     """The functions of these names that torch has, as a function, as a method and in torch.nn.functional."""
-    places = (torch, torch.Tensor, F)
+    places = (torch, torch.Tensor, F, torch.special)
     return [getattr(place, name) for name in names for place in places if hasattr(place, name)]
 
 
-CURVES = _named(
-    "silu", "gelu", "sigmoid", "tanh", "softplus", "mish", "elu", "selu", "logsigmoid", "hardswish",
-    "exp", "exp2", "expm1", "log", "log2", "log1p", "erf", "sin", "cos", "logit",
+CURVES = (
+    "silu", "gelu", "sigmoid", "expit", "tanh", "softplus", "mish", "elu", "selu", "celu", "logsigmoid", "hardswish",
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "erfc", "sin", "cos", "tan", "sinh", "cosh", "atan",
 )  # fmt: skip
-PRODUCTS = _named(
-    "bmm", "baddbmm", "einsum", "tensordot", "mv", "addmv", "addbmm", "addr", "inner", "dot", "bilinear",
-    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "scaled_dot_product_attention", "chain_matmul", "_scaled_mm",
+PRODUCTS = (
+    "mm", "addmm", "matmul", "linear", "bmm", "baddbmm", "einsum", "tensordot", "mv", "addmv", "addbmm", "addr",
+    "inner", "dot", "vdot", "bilinear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "chain_matmul", "cdist",
+    "scaled_dot_product_attention", "_grouped_mm", "_scaled_mm", "__rmatmul__",
 )  # fmt: skip
+UNMEASURED = frozenset({*CURVES, *PRODUCTS, "convolution", "mkldnn_linear", "_cdist_forward", "atan2", "logaddexp"})
 RULES: dict[Any, Callable[..., Any]] = {
-    **dict.fromkeys(PRODUCTS, _refuse),
-    **dict.fromkeys(CURVES, _curve),
+    **dict.fromkeys(_named(*PRODUCTS), _refuse),
+    **dict.fromkeys(_named(*CURVES), _curve),
+    **dict.fromkeys(_named("pow", "__pow__"), _power),
+    **dict.fromkeys(_named("rsqrt"), _root),
     **dict.fromkeys(_named("matmul", "mm", "__matmul__"), _matmul),
-    torch._grouped_mm: _grouped_mm,
-    torch.addmm: _addmm,
-    torch.Tensor.addmm: _addmm,
+    **dict.fromkeys(_named("addmm"), _addmm),
+    **dict.fromkeys(_named("_grouped_mm"), _grouped_mm),
     F.linear: _linear,
 }

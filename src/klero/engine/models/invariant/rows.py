@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,22 +13,23 @@ from klero.errors import ModelError
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-# The row counts that are called: these, and multiples of 16 between them. Others are padded to the next. A processor
-# with two threads gives each some of the rows, and a rest of one to three can fall into a class of its own.
+# The row counts that are called: these, and multiples of 16 between them. Others are padded to the next. Two threads
+# take some of the rows each, and a rest of one to three can fall into a class of its own.
 COUNTS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 192, 256, 384, 512)
-HOME = 16  # the class of this count is the one that is used, so that the choice does not depend on the clock
-MAX_SECONDS = 0.2  # larger counts are not measured beyond this, and then not called either
+HOME = 16  # the class of this count is the one that is used
 
 
 @dataclass(frozen=True)
 class RowClass:
     """Row counts whose results agree in bits: those of COUNTS in least .. most, and multiples of 16 between.
 
+    ended: the next count was measured and does not belong; else larger ones are measured when they are first needed.
     order: how klero's own product of one row adds to agree as well (one.py); None: one row is padded like others.
     """
 
     least: int
     most: int
+    ended: bool = False
     order: Ends | None = None
 
     def count(self, num_rows: int) -> int:
@@ -38,36 +38,40 @@ class RowClass:
             return -(-num_rows // 16) * 16
         return next(count for count in COUNTS if count >= max(num_rows, self.least))
 
+    def lacks(self, num_rows: int) -> bool:
+        """Whether larger counts should be measured before so many rows are computed."""
+        return num_rows > self.most and not self.ended and self.most < COUNTS[-1]
 
-def class_of(product: Product, weight: torch.Tensor, axis: int, bias: torch.Tensor | None = None) -> RowClass:
-    """Measure `product(rows, weight)` and return the class of HOME rows; `weight` is summed over `axis`.
 
-    bias: what `product` adds to every row, if anything.
+def class_of(
+    product: Product, weight: torch.Tensor, axis: int, num_rows: int = HOME, bias: torch.Tensor | None = None
+) -> RowClass:
+    """Measure `product(rows, weight)` for up to `num_rows` rows and return the class of HOME rows.
 
-    ModelError where a row's result depends on its place in the call.
+    `weight` is summed over `axis`. bias: what `product` adds to every row, if anything. ModelError where a row's result
+    depends on its place in the call.
     """
-    rows, weight = product_inputs(COUNTS[-1], weight, axis)
+    needed = next((count for count in COUNTS if count >= num_rows), COUNTS[-1])
+    rows, weight = product_inputs(HOME, weight, axis)
+    rows = rows.repeat(-(-needed // HOME), 1)  # so that every place is checked against the first ones
     expected = product(rows[:HOME], weight)
     if not torch.equal(product(rows[:HOME].roll(1, 0), weight), expected.roll(1, 0)):
         raise ModelError(
             f"a product with a weight of shape {tuple(weight.shape)} in {weight.dtype} gives other bits at another "
             "place of the same call on this machine; pass deterministic=False to run it all the same"
         )
-    least = most = HOME
+    least, most, ended = HOME, HOME, False
     for count in reversed([count for count in COUNTS if count < HOME]):
         if not torch.equal(product(rows[:count], weight), expected[:count]):
             break
         least = count
-    order = order_of(rows[:2], weight, expected, bias) if axis == 1 and least > 1 else None
-    start = time.perf_counter()
-    for count in (count for count in COUNTS if count > HOME):
+    for count in (count for count in COUNTS if HOME < count <= needed):
         result = product(rows[:count], weight)
-        if not torch.equal(result[: expected.shape[0]], expected):
+        if ended := not all(torch.equal(part, expected[: len(part)]) for part in result.split(HOME)):
             break
-        most, expected = count, result
-        if time.perf_counter() - start > MAX_SECONDS:
-            break
-    return RowClass(least, most, order)
+        most = count
+    order = order_of(rows[:2], weight, expected, bias) if axis == 1 and least > 1 else None
+    return RowClass(least, most, ended, order)
 
 
 def in_class(product: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor, found: RowClass) -> torch.Tensor:
