@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 from tests.engine.gated import Gated
@@ -117,3 +118,72 @@ def test_closing_answers_everyone_and_is_final():
     assert (output.outputs[0].finish_reason, output.outputs[0].error) == ("abort", "the AsyncLLM was closed")
     assert [d.finish_reason for d in deltas][-1] == "abort"
     assert len(model.seen) <= 3
+
+
+class Dying(ToyModel):
+    """Ends the thread in its second step, once it is let on."""
+
+    def __init__(self):
+        super().__init__()
+        self.at_work, self.go_on = threading.Event(), threading.Event()
+
+    def forward(self, step):
+        self.at_work.set()
+        self.go_on.wait(10)
+        raise SystemExit(3)
+
+
+def test_who_asks_while_the_thread_dies_is_told():
+    async def main():
+        model = Dying()
+        llm = AsyncLLM(model)
+        first = asyncio.create_task(llm.generate([1], HOT))
+        await asyncio.to_thread(model.at_work.wait, 10)
+        second = asyncio.create_task(llm.generate([2], HOT))
+        await asyncio.sleep(0)  # it is in the queue now
+        model.go_on.set()
+        return await asyncio.wait_for(asyncio.gather(first, second, return_exceptions=True), 10)
+
+    errors = asyncio.run(main())
+    assert [type(error) for error in errors] == [KleroError, KleroError]
+    assert all("SystemExit: 3" in str(error) for error in errors)
+
+
+def test_closing_a_stream_ends_it_for_the_task_that_waits_in_it():
+    async def main():
+        model = Gated()
+        async with AsyncLLM(model, block_size=4, num_blocks=64) as llm:
+            stream = llm.stream([1], LONG)
+            waiting = asyncio.create_task(anext(stream))
+            await asyncio.to_thread(model.at_gate.acquire)
+            with pytest.raises(RequestError, match="another task reads"):
+                await anext(stream)
+            await stream.aclose()
+            with pytest.raises(StopAsyncIteration):
+                await asyncio.wait_for(waiting, 10)
+            for _ in range(9):
+                model.steps.release()
+
+    asyncio.run(main())
+
+
+def test_the_end_of_a_stream_that_was_left_is_not_news_of_the_next_of_that_name():
+    async def main():
+        async with AsyncLLM(ToyModel()) as llm:
+            stream = llm.stream([1], LONG, request_id="x")
+            await anext(stream)
+            await stream.aclose()
+            return [delta async for delta in llm.stream([1], HOT, request_id="x")]
+
+    deltas = asyncio.run(main())
+    assert [reason for delta in deltas if (reason := delta.finish_reason)] == ["length"]
+    assert tuple(i for delta in deltas for i in delta.token_ids) == alone([1])
+
+
+def test_names_that_are_made_up_meet_nobodys_own():
+    async def main():
+        async with AsyncLLM(ToyModel()) as llm:
+            own = [llm.generate([1], HOT, request_id=f"request-{n}") for n in range(3)]
+            return await asyncio.gather(*own, *(llm.generate([1], HOT) for _ in range(3)))
+
+    assert [output.outputs[0].token_ids for output in asyncio.run(main())] == [alone([1])] * 6

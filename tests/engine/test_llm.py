@@ -296,3 +296,36 @@ def test_a_step_that_fails_counts_for_nothing():
     engine.step()
     assert engine.times.num_steps == 1
     assert engine.times.seconds["schedule"] < 0.3
+
+
+def test_closing_ends_a_call_that_waits_for_its_turn():
+    llm = LLM(ToyModel())
+    stream = llm.stream([[1]], HOT)
+    next(stream)
+    thread, results = in_thread(lambda: llm.generate([[2]], HOT))
+    llm.close()
+    thread.join(10)
+    assert isinstance(results[0], RequestError)
+    assert "closed" in str(results[0])
+
+
+def test_a_refused_call_leaves_the_requests_of_others():
+    llm = LLM(ToyModel())
+    llm.engine.add_request("request-0", [1], HOT)
+    with pytest.raises(RequestError, match="added to it directly"):
+        llm.generate([[2]], HOT)
+    outputs = []
+    while llm.engine.num_unfinished:
+        outputs += llm.engine.step()
+    assert [output.request_id for output in outputs] == ["request-0"]
+
+
+@pytest.mark.parametrize("params", [5, object(), [5], {"max_tokens": 3}])
+def test_params_that_are_none_are_refused(params):
+    with pytest.raises(RequestError, match="must be SamplingParams"):
+        LLM(ToyModel()).generate([[1]], params)
+
+
+def test_sizes_are_checked_before_a_model_is_looked_for():
+    with pytest.raises(OptionError, match="max_num_seqs=0"):
+        LLM("./no-such-model", max_num_seqs=0)

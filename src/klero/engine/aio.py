@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import secrets
 import threading
 import weakref
 from typing import Any
@@ -33,7 +33,6 @@ class AsyncLLM:
         self._owned = not isinstance(model, LLM)
         self.llm: LLM = LLM(model, **options) if self._owned else model
         self._loop = EngineLoop(self.llm.lend(), self.llm._watch.look)
-        self._ids = itertools.count()
         self._end = weakref.finalize(self, _close, self._loop, self.llm, self._owned)  # at exit too
 
     async def generate(
@@ -90,8 +89,7 @@ class AsyncLLM:
         await self.close()
 
     def _submit(self, prompt: Any, params: Any, request_id: str | None, *, stream: bool) -> Asked:
-        fresh = (f"request-{i}" for i in self._ids)
-        name = next(name for name in fresh if name not in self.llm.engine) if request_id is None else request_id
+        name = f"request-{secrets.token_hex(8)}" if request_id is None else request_id
         names_of(name, 1)
         if params is not None and not isinstance(params, SamplingParams):
             raise RequestError("params: must be SamplingParams; SamplingParams.from_dict reads a dict")
@@ -112,7 +110,7 @@ class DeltaStream:
     def __init__(self, llm: AsyncLLM, prompt: Any, params: Any, request_id: str | None) -> None:
         self._llm, self._wanted = llm, (prompt, params, request_id)
         self._asked: Asked | None = None
-        self._over = False
+        self._over = self._reading = False
         self.output: RequestOutput | None = None
 
     def __aiter__(self) -> DeltaStream:
@@ -121,6 +119,9 @@ class DeltaStream:
     async def __anext__(self) -> Delta:
         if self._over:
             raise StopAsyncIteration
+        if self._reading:
+            raise RequestError("another task reads this stream; give each task a stream of its own")
+        self._reading = True
         try:
             if self._asked is None:
                 self._asked = self._llm._submit(*self._wanted, stream=True)
@@ -128,6 +129,10 @@ class DeltaStream:
         except BaseException:
             self._leave()
             raise
+        finally:
+            self._reading = False
+        if self._over:  # closed by another task meanwhile
+            raise StopAsyncIteration
         if isinstance(news, Delta):
             return news
         self._over = True
@@ -137,8 +142,10 @@ class DeltaStream:
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """End the request if it runs; the stream is over."""
+        """End the request if it runs; the stream is over, for a task that waits in it too."""
         self._leave()
+        if self._reading and self._asked is not None:
+            self._asked.news.put_nowait(RequestError("the stream was closed"))  # wakes that task
 
     def __del__(self) -> None:
         self._leave()

@@ -43,8 +43,8 @@ class Engine:
         seed: int | None = None,
         max_model_len: int | None = None,
     ) -> None:
-        _check_sizes(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, block_size=block_size)
-        _check_sizes(num_blocks=1 if num_blocks is None else num_blocks)
+        check_sizes(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, block_size=block_size)
+        check_sizes(num_blocks=1 if num_blocks is None else num_blocks)
         self.model, self.vocabulary = model, vocabulary
         self.seeds = SeedSource(seed)
         self.max_model_len = _context(model, max_model_len)
@@ -180,8 +180,8 @@ class Engine:
             return
         self.discard(self.unfinished)
         self.closed = True
-        if self.blocks is not None:
-            self.model.allocate(1, self.blocks.block_size)  # whoever else holds the model holds no cache with it
+        if hasattr(self.model, "close"):
+            self.model.close()  # whoever else holds the model holds no cache with it
         del self.model
 
     def _start_over(self, planned: list[Planned]) -> None:
@@ -272,13 +272,14 @@ def _context(model: Model, asked: int | None) -> int:
     """The context length: the model's own, or a shorter one that was asked for."""
     if asked is None:
         return model.max_model_len
-    _check_sizes(max_model_len=asked)
+    check_sizes(max_model_len=asked)
     if asked > model.max_model_len:
         raise OptionError(f"max_model_len={asked}: the model's context is {model.max_model_len}; ask for no more")
     return asked
 
 
-def _check_sizes(**sizes: Any) -> None:
+def check_sizes(**sizes: Any) -> None:
+    """Raise OptionError for the first that is no integer >= 1."""
     for name, value in sizes.items():
         if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 1:
             raise OptionError(f"{name}={value!r}: must be an integer >= 1")

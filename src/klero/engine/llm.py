@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from klero.engine import chat as chats
-from klero.engine.engine import Engine
+from klero.engine.engine import Engine, check_sizes
 from klero.engine.outputs import Delta, Progress, RequestOutput
 from klero.engine.prompts import Prompt, ids_of, listed, names_of, naming, params_of
 from klero.engine.threads import Watch, set_spin, set_threads
@@ -59,6 +59,7 @@ class LLM:
         threads: int | None = None,
         spin: int | None = None,
     ) -> None:
+        check_sizes(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, block_size=block_size)
         set_spin(spin)
         set_threads(threads)
         self._watch = Watch()
@@ -69,15 +70,9 @@ class LLM:
         if tokenizer is not None or (vocabulary is None and self.tokenizer is not None):
             vocabulary = TokenBytes(self.tokenizer)
         self.engine = Engine(
-            loaded,
-            vocabulary=vocabulary,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            block_size=block_size,
-            num_blocks=num_blocks,
-            seed=seed,
-            max_model_len=max_model_len,
-        )
+            loaded, vocabulary=vocabulary, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+            block_size=block_size, num_blocks=num_blocks, seed=seed, max_model_len=max_model_len,
+        )  # fmt: skip
         self._ids = itertools.count()
         self._turns = Turns(self.engine)
         self._tokenizer_lock = threading.Lock()

@@ -58,7 +58,7 @@ class EngineLoop:
 
     def submit(self, asked: Asked) -> None:
         """Let a request in before the next step; what is wrong with it comes as news."""
-        self._call(lambda: self._admit(asked))
+        self._call(lambda: self._admit(asked)).add_done_callback(lambda future: self._tell(asked, future))
 
     def abort(self, request_id: str) -> Future[None]:
         """End a request before the next step, with what it has. The future has a RequestError for an unknown one."""
@@ -140,10 +140,17 @@ class EngineLoop:
         else:
             self._asked[asked.request_id] = asked
 
+    def _tell(self, asked: Asked, future: Future[Any]) -> None:
+        """Send why a request was never let in: the thread has ended before it came to that."""
+        error = future.exception()
+        if error is not None:
+            self._send([(asked, error if isinstance(error, Exception) else KleroError(f"{type(error).__name__}"))])
+
     def _drop(self, asked: Asked) -> None:
         if self._asked.get(asked.request_id) is asked:
             del self._asked[asked.request_id]
             self._engine.abort(asked.request_id)
+            self._finish([])  # its last delta belongs to nobody: a later request may have the same name
 
     def _stop(self) -> None:
         self._finish([self._engine.abort(name, "the AsyncLLM was closed") for name in self._engine.unfinished])
@@ -186,7 +193,7 @@ class EngineLoop:
             self._end = reason
         try:
             self._fail_all(reason)
-        finally:
+        finally:  # whatever else fails: whoever has a call in the queue is told
             while not self._calls.empty():
                 _, future = self._calls.get()
                 if future.set_running_or_notify_cancel():

@@ -44,7 +44,8 @@ class Turns:
                 "this thread is inside a generate (its progress callback) or a stream of this LLM; "
                 "wait until it has returned, or close the stream"
             )
-        with self._turn_lock:
+        self._wait()
+        try:
             with self._step_lock:
                 self.check_usable()
                 if self._engine.num_unfinished:
@@ -62,6 +63,13 @@ class Turns:
                 self._owner = None
                 with self._asking:
                     self._aborts.clear()
+        finally:
+            self._turn_lock.release()
+
+    def _wait(self) -> None:
+        """Wait for the turn. RequestError if the engine is closed or lent meanwhile, whoever still has it."""
+        while not self._turn_lock.acquire(timeout=0.1):
+            self.check_usable()
 
     def move_here(self) -> None:
         """Note that the call goes on in this thread: an iterator may go from one to another."""

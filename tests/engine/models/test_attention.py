@@ -76,7 +76,7 @@ def test_nan_of_one_sequence_reaches_no_other(packer, deterministic):
         ill = torch.from_numpy(np.isin(slots, sick))
         keys[ill], values[ill] = float("nan"), float("nan")
         paged = PagedStep(step, BLOCK, deterministic=deterministic)
-        output = paged_attention(query, keys, values, 0, paged, cache, Scores(None))
+        output = paged_attention(query, keys, values, 0, paged, cache, Scores(WIDTH**-0.5))
         assert torch.isfinite(output[~ill]).all()
 
     for slot in range(5):

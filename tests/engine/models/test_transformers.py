@@ -313,3 +313,31 @@ def test_a_model_too_large_to_copy_is_probed_in_its_own_dtype(tiny, monkeypatch)
     corrupt_positions(module)
     with pytest.raises(ModelError, match=r"in torch\.bfloat16"):
         TransformersModel(module)
+
+
+def test_a_closed_model_gives_the_module_its_own_attention_back(tiny):
+    from klero.engine import LLM
+
+    module = tiny("Llama")
+    ids = torch.tensor([[1, 5, 7]])
+    before = module(ids).logits
+    with LLM(module) as llm:
+        llm.generate([[1, 5, 7]])
+    assert torch.equal(module(ids).logits, before)
+
+
+def test_a_callers_autocast_and_default_dtype_change_nothing(tiny, packer):
+    module = tiny("Gemma2")
+    model = TransformersModel(module)
+    rows = []
+    for dtype in (torch.float32, torch.float64):
+        model.allocate(8, 4)
+        p = packer(8, 4)
+        p.join(0)
+        torch.set_default_dtype(dtype)
+        try:
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float64):
+                rows.append(model.forward(p.step([(0, np.array([1, 5, 7]))])))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert torch.equal(rows[0], rows[1])

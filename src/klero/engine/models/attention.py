@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from klero.engine.models.invariant.attention import Head, KeyClass, attend_fused, attend_in_blocks, key_class
+from klero.engine.models.invariant.attention import (
+    REGISTERS,
+    Head,
+    KeyClass,
+    attend_fused,
+    attend_in_blocks,
+    key_class,
+    whole_registers,
+)
 from klero.engine.models.invariant.forward import measured
 from klero.engine.models.paging import PagedCache, PagedStep, Span
 from klero.errors import ModelError
@@ -76,7 +84,7 @@ def reference(
 class Scores:
     """How a layer scores its keys: scale, window, soft cap, and what its sinks take."""
 
-    scaling: float | None
+    scaling: float
     window: int | None = None
     softcap: float | None = None
     sinks: torch.Tensor | None = None
@@ -103,13 +111,13 @@ def paged_attention(
     cut.
     """
     stored = cache.write(layer, keys, values, step)
-    num_heads, num_key_heads = query.shape[1], keys.shape[1]
+    num_heads, num_key_heads, width = query.shape[1], keys.shape[1], values.shape[2]
     shape = None
     if step.deterministic:
-        shape = key_class(
-            Head(num_heads // num_key_heads, query.shape[2], values.shape[2], query.dtype, scores.plain)
-        )
-    output = query.new_empty(query.shape[0], num_heads, values.shape[2])
+        query = whole_registers(query)
+        widths = query.shape[2], width + -width % REGISTERS
+        shape = key_class(Head(num_heads // num_key_heads, *widths, query.dtype, scores.plain))
+    output = query.new_empty(query.shape[0], num_heads, width)
     for span in step.spans(shape):
         queries = query.index_select(0, span.tokens).view(span.batch, -1, num_heads, query.shape[2]).transpose(1, 2)
         if folded := scores.plain and queries.shape[2] == 1:
@@ -119,10 +127,12 @@ def paged_attention(
             seen = [tensor[whole].transpose(0, 1).unsqueeze(0) for tensor in (keys, values)]
         else:
             seen = [cache.gather(tensor, span).to(query.dtype) for tensor in (stored.keys, stored.values)]
+        if shape is not None:
+            queries, seen = queries.contiguous(), [whole_registers(tensor) for tensor in seen]
         attended = _attend(queries, seen[0], seen[1], span, shape, scores)
         if not folded:
             attended = attended.transpose(1, 2)
-        output.index_copy_(0, span.tokens, attended.reshape(-1, num_heads, values.shape[2]))
+        output.index_copy_(0, span.tokens, attended.reshape(-1, num_heads, attended.shape[3])[:, :, :width])
     return output
 
 
@@ -188,7 +198,7 @@ def klero_attention(
             layer,
             step,
             cache,
-            Scores(scaling, window, softcap, s_aux),
+            Scores(query.shape[3] ** -0.5 if scaling is None else scaling, window, softcap, s_aux),
         )
     return output.unsqueeze(0), None
 

@@ -77,6 +77,7 @@ def run_step(
     if keeps:
         arguments["logits_to_keep"] = rows
     paged = PagedStep(step, cache.block_size, device, deterministic=deterministic)
-    with torch.inference_mode(), running(paged, cache), BatchInvariant() if deterministic else nullcontext():
+    plain = torch.autocast(device.type, enabled=False)  # a caller's autocast would mix dtypes
+    with torch.inference_mode(), plain, running(paged, cache), BatchInvariant() if deterministic else nullcontext():
         logits = call(module, weights, **arguments)
     return logits if keeps else logits[rows]

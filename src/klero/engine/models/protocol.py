@@ -56,6 +56,8 @@ class Model(Protocol):
         """
         ...
 
+    # A model may have `close()`: it is called once nothing runs on it any more.
+
     def release(self, slot: int) -> None:
         """Forget the sequence in `slot`: it is finished, or will be computed again from its first token."""
         ...

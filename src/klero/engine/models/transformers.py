@@ -49,7 +49,7 @@ class TransformersModel:
         if deterministic and not on_cpu:
             raise ModelError(f"deterministic=True: holds on the CPU, and the model lies on {module.device}; pass False")
         self.deterministic = on_cpu if deterministic is None else deterministic
-        former = module.config._attn_implementation
+        self._former = former = module.config._attn_implementation
         try:
             self._take_over()
             self.max_model_len = checks.context_length(config, max_model_len)
@@ -95,6 +95,12 @@ class TransformersModel:
             raise ModelError("forward before allocate: call allocate(num_blocks, block_size) once first")
         self._take_over()
         return run_step(self.module, step, self._cache, deterministic=self.deterministic)
+
+    def close(self) -> None:
+        """Drop the cache and give the module its own attention back; the next `forward` would need `allocate`."""
+        self._cache = None
+        if self._former != ATTENTION_NAME:
+            self.module.set_attn_implementation(self._former)
 
     def release(self, slot: int) -> None:
         """Nothing to forget: the engine owns the blocks and hands them on."""

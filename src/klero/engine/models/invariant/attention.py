@@ -18,6 +18,7 @@ from klero.errors import ModelError
 BLOCK = 512  # keys that one product covers, here and in torch's fused attention
 LENGTHS = (64, 128, 192, 256, 320, 384, 448)  # of a last block
 ROWS = (1, 2, 4, 8, 16, 32)
+REGISTERS = 16  # heads are padded to such widths: with odd ones, bits can depend on where in memory a row begins
 MAX_ROWS = 1024
 SCALE_OF_NOISE = 4.0  # makes scores of order 1 out of the rounding errors of cancelling products
 
@@ -52,6 +53,11 @@ class Head:
     value_width: int
     dtype: torch.dtype
     plain: bool  # neither soft cap nor sinks
+
+
+def whole_registers(tensor: torch.Tensor) -> torch.Tensor:
+    """Return [.., D] with D padded with zeros to a multiple of REGISTERS, which adds nothing to any product."""
+    return F.pad(tensor, (0, -tensor.shape[-1] % REGISTERS))
 
 
 def attend_fused(
@@ -94,7 +100,7 @@ def attend_in_blocks(
         largest = torch.maximum(largest, sink)
     weights = torch.exp(scores - largest)
     total = torch.zeros_like(largest) if sink is None else torch.exp(sink - largest)
-    output = torch.zeros(*query.shape[:3], values.shape[3])
+    output = torch.zeros(*query.shape[:3], values.shape[3], dtype=torch.float32, device=query.device)
     for some, there in zip(weights.split(BLOCK, 3), values.split(BLOCK, 2), strict=True):
         total = total + some.sum(-1, keepdim=True)
         output += (some.to(values.dtype) @ there).float()

@@ -19,7 +19,7 @@ from klero.errors import ModelError
 # Vector code does whole registers, scalar code the rest, and the two round exp, tanh and their like differently. Two
 # registers of 32 bfloat16 are the largest piece that vector code takes; threads cut the elements of a call at this
 # grain.
-WHOLE, GRAIN = 64, 32768
+WHOLE, GRAIN = 64, 8192
 NARROW = 16  # products with fewer outputs are padded to it: below 12, a row's bits can depend on its place in the call
 _classes: dict[tuple[Any, ...], RowClass] = {}  # of the process: what was measured, by shape, dtype and threads
 _within = threading.local()  # .rule: this thread is inside of a call that was measured
@@ -60,8 +60,8 @@ class Audit(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, _, name = func.name().partition("::")
         name = name.partition(".")[0].removesuffix("_")
-        unknown = namespace not in ("aten", "prim", "prims") or name in UNMEASURED or name.startswith("linalg_")
-        if unknown and not getattr(_within, "rule", False):
+        foreign = namespace not in ("aten", "prim", "prims") or name.startswith(("linalg_", "special_"))
+        if (foreign or name in UNMEASURED) and not getattr(_within, "rule", False):
             raise ModelError(_unknown(f"the operator {func.name()}"))
         return func(*args, **(kwargs or {}))
 
@@ -181,7 +181,8 @@ PRODUCTS = (
     "inner", "dot", "vdot", "bilinear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "chain_matmul", "cdist",
     "scaled_dot_product_attention", "_grouped_mm", "_scaled_mm", "__rmatmul__",
 )  # fmt: skip
-UNMEASURED = frozenset({*CURVES, *PRODUCTS, "convolution", "mkldnn_linear", "_cdist_forward", "atan2", "logaddexp"})
+OTHERS = ("convolution", "mkldnn_linear", "glu", "_cdist_forward", "atan2", "logaddexp")  # operators, not functions
+UNMEASURED = frozenset({*CURVES, *PRODUCTS, *OTHERS})
 RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_named(*PRODUCTS), _refuse),
     **dict.fromkeys(_named(*CURVES), _curve),
