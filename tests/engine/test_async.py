@@ -80,6 +80,8 @@ def leaves(how):
             stays = asyncio.create_task(llm.generate([9], HOT))
             await model.wait_for_step(3)
             task = asyncio.create_task(how(llm))
+            while llm._loop._calls.empty():  # it is asked before step 3 ends
+                await asyncio.sleep(0.001)
             model.steps.release(2)
             await model.wait_for_step(5)
             while llm.llm.engine.num_unfinished < 2:

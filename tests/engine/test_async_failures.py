@@ -83,8 +83,8 @@ def test_when_the_thread_dies_nobody_hangs():
         return results
 
     results = asyncio.run(main())
-    assert [type(result) for result in results] == [KleroError] * 2
-    assert all(isinstance(result.__cause__, SystemExit) for result in results)
+    assert isinstance(results[0].__cause__, SystemExit)
+    assert all(isinstance(result, KleroError) and "out" in str(result) for result in results)  # asked before, or after
 
 
 def test_closing_answers_everyone_and_is_final():
@@ -92,11 +92,13 @@ def test_closing_answers_everyone_and_is_final():
         model = Gated()
         llm = small(model)
         waits = asyncio.create_task(llm.generate([1], LONG))
+        await model.wait_for_step(1)
         stream = llm.stream([2], LONG)
         reads = asyncio.create_task(anext(stream))
-        await model.wait_for_step(1)
-        model.steps.release()
-        await model.wait_for_step(2)
+        while llm._loop._calls.empty():
+            await asyncio.sleep(0.001)
+        model.steps.release(2)
+        await model.wait_for_step(3)
         await reads
         closing = asyncio.create_task(llm.close())
         while llm._loop._calls.empty():
@@ -117,7 +119,7 @@ def test_closing_answers_everyone_and_is_final():
     output, deltas, model = asyncio.run(main())
     assert (output.outputs[0].finish_reason, output.outputs[0].error) == ("abort", "the AsyncLLM was closed")
     assert [d.finish_reason for d in deltas][-1] == "abort"
-    assert len(model.seen) <= 3
+    assert len(model.seen) <= 4
 
 
 class Dying(ToyModel):
@@ -145,7 +147,7 @@ def test_who_asks_while_the_thread_dies_is_told():
         return await asyncio.wait_for(asyncio.gather(first, second, return_exceptions=True), 10)
 
     errors = asyncio.run(main())
-    assert [type(error) for error in errors] == [KleroError, KleroError]
+    assert all(isinstance(error, KleroError) for error in errors)
     assert all("SystemExit: 3" in str(error) for error in errors)
 
 

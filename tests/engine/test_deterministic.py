@@ -174,10 +174,10 @@ def test_without_it_the_bits_differ():
 
 
 @pytest.mark.smollm2
-@pytest.mark.parametrize("dtype, num_requests, max_tokens", [("float32", 6, 6), ("bfloat16", 2, 2)])
+@pytest.mark.parametrize("dtype, num_requests, max_tokens", [("float32", 5, 5), ("bfloat16", 2, 2)])
 def test_smollm2(dtype, num_requests, max_tokens):
     model, _ = load_model("smollm2", dtype=dtype)
-    longest = None if dtype == "float32" else 20  # without hardware for it, bfloat16 takes a minute for a long prompt
+    longest = 80 if dtype == "float32" else 20  # without hardware for it, bfloat16 takes a minute for a long prompt
     check(model, num_requests, max_tokens, ["alone", "joins and leaves", "chunks of 7", "preempted"], longest)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 import threading
 import weakref
@@ -33,6 +34,7 @@ class AsyncLLM:
         self._owned = not isinstance(model, LLM)
         self.llm: LLM = LLM(model, **options) if self._owned else model
         self._loop = EngineLoop(self.llm.lend(), self.llm._watch.look)
+        self._ids, self._prefix = itertools.count(), f"request-{secrets.token_hex(4)}"  # nobody's own name is like it
         self._end = weakref.finalize(self, _close, self._loop, self.llm, self._owned)  # at exit too
 
     async def generate(
@@ -89,7 +91,7 @@ class AsyncLLM:
         await self.close()
 
     def _submit(self, prompt: Any, params: Any, request_id: str | None, *, stream: bool) -> Asked:
-        name = f"request-{secrets.token_hex(8)}" if request_id is None else request_id
+        name = f"{self._prefix}-{next(self._ids)}" if request_id is None else request_id
         names_of(name, 1)
         if params is not None and not isinstance(params, SamplingParams):
             raise RequestError("params: must be SamplingParams; SamplingParams.from_dict reads a dict")

@@ -181,7 +181,9 @@ class Engine:
         self.discard(self.unfinished)
         self.closed = True
         if hasattr(self.model, "close"):
-            self.model.close()  # whoever else holds the model holds no cache with it
+            self.model.close()
+        elif self.blocks is not None:
+            self.model.allocate(1, self.blocks.block_size)  # whoever else holds the model holds no cache with it
         del self.model
 
     def _start_over(self, planned: list[Planned]) -> None:
