@@ -145,7 +145,9 @@ def threads(request):
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype, threads", [(torch.float32, 1), (torch.float32, 2), (torch.bfloat16, 1)], indirect=["threads"]
+)
 @pytest.mark.parametrize("kind", TINY)
 def test_tiny_models(kind, dtype, threads):
     check(load_model(tiny(kind).module.to(dtype))[0], 6, 8, WAYS)
