@@ -84,7 +84,8 @@ def product(row: torch.Tensor, weight: torch.Tensor, ends: Ends, bias: torch.Ten
     out = torch.empty(1, weight.shape[0])
     start = _NOTHING if bias is None else bias.detach().contiguous().numpy()
     arrays = row[0].detach().contiguous().numpy(), weight.detach().numpy(), ends, start, out[0].numpy()
-    grain = max(8, 2**20 // weight.shape[1])  # a smaller product is over before a second thread is awake
+    # A smaller product is over before a second thread is awake; and 16 leave every thread the eight that one_row needs.
+    grain = max(16, 2**20 // weight.shape[1])
     over_rows(lambda first, last: one_row(*arrays, first, last), weight.shape[0], torch.get_num_threads(), grain=grain)
     return out
 
