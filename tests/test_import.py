@@ -22,7 +22,7 @@ def test_the_public_names_are_these():
         "AsyncLLM", "BlockError", "CompletionOutput", "Delta", "Explanation", "KleroError", "LLM", "LogitsError",
         "MissingExtra", "ModelError", "OptionError", "ParameterError", "RequestError", "RequestMetrics",
         "RequestOutput", "RowParams", "SampleState", "Sampled", "Sampler", "SamplingParams", "Seat", "Slot",
-        "SlotError", "Step", "TokenUpdate", "explain", "sample",
+        "SlotError", "SortedRow", "Step", "TokenUpdate", "explain", "sample",
     ]  # fmt: skip
     for name in klero.__all__:
         assert getattr(klero, name) is not None

@@ -19,8 +19,10 @@ from klero.errors import (
 )
 from klero.params import RowParams, SamplingParams
 from klero.sampling.explain import Explanation, explain
+from klero.sampling.filters import SortedRow
 from klero.sampling.sampler import Sampler, SampleState, Seat, TokenUpdate
-from klero.sampling.stateless import Sampled, sample
+from klero.sampling.stateless import sample
+from klero.sampling.work import Sampled
 
 if TYPE_CHECKING:
     from klero.engine import LLM, AsyncLLM, CompletionOutput, Delta, RequestMetrics, RequestOutput
@@ -50,6 +52,7 @@ __all__ = [
     "Seat",
     "Slot",
     "SlotError",
+    "SortedRow",
     "Step",
     "TokenUpdate",
     "explain",

@@ -185,7 +185,7 @@ def test_smollm2(dtype, num_requests, max_tokens):
 
 @pytest.mark.smollm2
 @pytest.mark.deep
-@pytest.mark.parametrize("dtype, num_requests", [("float32", 16), ("bfloat16", 4)])
+@pytest.mark.parametrize("dtype, num_requests", [("float32", 16), ("bfloat16", 16)])
 def test_smollm2_at_length(dtype, num_requests, threads):
     model, _ = load_model("smollm2", dtype=dtype)
     check(model, num_requests, 64, WAYS)

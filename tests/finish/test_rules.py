@@ -116,29 +116,15 @@ def test_limits_that_cannot_be_met(max_tokens, field):
     assert caught.value.field == field
 
 
-def test_banned_ids_while_short():
-    finish = finish_of(min_tokens=3, model_ends=[END, A], stop_token_ids=[D, [B, C]])
-    assert finish.banned_ids() == (A, D, END)
-    finish.push(B)
-    assert finish.banned_ids() == (A, C, D, END)
-    finish.push(B)
-    assert finish.banned_ids() == (A, C, D, END)
-    finish.push(B)
-    assert finish.banned_ids() == ()
-
-
 def test_the_prompt_does_not_count():
     params = SamplingParams(min_tokens=2, stop_token_ids=[[A, B]])
     finish = Finish(params, end_token_ids=[END], prompt_ids=[A] * 100, vocabulary=LETTERS, max_tokens=3)
-    assert finish.banned_ids() == (END,)  # nor does a sequence begin in it
     assert finish.push_all([C, C, C]) == 3
     assert finish.finished == Finished(LENGTH)
 
 
 def test_ignore_eos_leaves_the_callers_own_end_ids():
-    assert finish_of(min_tokens=1, ignore_eos=True, model_ends=[END, A]).banned_ids() == ()
     own = finish_of(min_tokens=1, ignore_eos=True, model_ends=[END, A], end_token_ids=[B])
-    assert own.banned_ids() == (B,)
     assert own.push_all([A, END, B]) == 3
     assert own.finished == Finished(STOP)
 
@@ -161,7 +147,6 @@ def test_the_end_from_outside_releases_what_was_held():
     assert finish.end(FinishReason.ABORT, "the client left") == gone
     assert finish.delta() == "bc"
     assert finish.end(FinishReason.ERROR, "too late").reason == "abort"
-    assert finish.banned_ids() == ()
 
 
 def test_a_token_after_the_end_is_an_error():

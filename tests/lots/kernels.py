@@ -14,7 +14,7 @@ from klero.lots.pinned import cpu as pinned
 from klero.params import RowParams, stack_rows
 from klero.sampling.draw.cpu import lot_bound
 from klero.sampling.filters.cpu import gather
-from klero.sampling.fused.cpu import keep_listed, keep_top_p
+from klero.sampling.fused.cpu import WHOLE_ROW, keep_prefix
 from klero.sampling.maxima.cpu import BLOCK, block_maxima, flush_key
 
 
@@ -116,17 +116,18 @@ def uniform(seed: int, position: int, child: int, purpose: int) -> np.float32:
 
 
 def kept(row: np.ndarray, params: RowParams) -> np.ndarray:
-    """The ids that the kernels let draw, in their own order. row: float32 [V] that can be drawn; params: not greedy."""
+    """The ids that the kernels let draw, in their own order, before XTC.
+
+    row: float32 [V] that can be drawn; params: not greedy.
+    """
     size = row.size
     p, bits = stack_rows([params])[0], row.view(np.int32)
     maxima = np.empty(-(-size // BLOCK), np.int32)
     keys, ids, spare = (np.zeros(size + 1, np.int32) for _ in range(3))
     weights = np.zeros(size + 1, np.uint64)
-    top = flush_key(block_maxima(bits, maxima)[0])
-    if params.min_p > 0 or params.top_k < size:
-        n = keep_listed(bits, maxima, I32(top), p, keys, ids, spare, weights)
-    elif params.top_p < 2**32:
-        n = keep_top_p(bits, maxima, I32(top), p, keys, ids, spare, weights)
-    else:
+    highest, widest = block_maxima(bits, maxima)
+    top = I32(flush_key(highest))
+    n = keep_prefix(bits, maxima, top, widest, p, keys, ids, spare, weights)
+    if n == WHOLE_ROW:
         n = gather(bits, maxima, I32(KEY_NEG_INF + 1), keys, ids)
     return ids[:n].copy()

@@ -86,6 +86,115 @@ def test_fields_outside_shaping_do_not_break_silence():
     assert SamplingParams(seed=5, n=3, max_tokens=7, stop="a", min_tokens=1).greedy
 
 
+OTHERS = [
+    ({"top_n_sigma": 1}, {"top_n_sigma": 1.0}),
+    ({"top_n_sigma": 0.1}, {"top_n_sigma": float(np.float32(0.1))}),
+    ({"top_n_sigma": 1e-300}, {"top_n_sigma": 2.0**-126}),  # never 0, which would be off
+    ({"epsilon_cutoff": 0.25}, {"epsilon": 2**30}),
+    ({"epsilon_cutoff": 3e-4}, {"epsilon": 1288490}),
+    ({"eta_cutoff": 3e-4}, {"eta": float(np.float32(3e-4))}),
+    ({"top_a": 0.5}, {"top_a": 2**31}),
+    ({"top_a": 1}, {"top_a": 2**32}),
+    ({"typical_p": 0.5}, {"typical_p": 2**31}),
+    ({"typical_p": 1e-12}, {"typical_p": 0}),
+    ({"xtc_probability": 0.5}, {"xtc_probability": 0.5, "xtc_threshold": 429496730}),  # 0.1
+    ({"xtc_probability": 1, "xtc_threshold": 0.5}, {"xtc_probability": 1.0, "xtc_threshold": 2**31}),
+    ({"xtc_probability": 1, "xtc_threshold": 0}, {"xtc_probability": 1.0, "xtc_threshold": 0}),
+]
+STILL_NEUTRAL = [
+    {"top_n_sigma": -1},
+    {"top_n_sigma": 0},
+    {"epsilon_cutoff": 0},
+    {"epsilon_cutoff": 2.0**-33},
+    {"eta_cutoff": 2.0**-127},
+    {"top_a": 2.0**-33},
+    {"typical_p": 1},
+    {"typical_p": 1 - 2.0**-34},
+    {"xtc_probability": 0, "xtc_threshold": 0.2},
+    {"xtc_probability": 1e-40},
+    {"xtc_probability": 1, "xtc_threshold": 0.5000001},
+]
+
+
+@pytest.mark.parametrize("fields, right", OTHERS, ids=str)
+def test_other_filters_break_silence(fields, right):
+    assert SamplingParams(**fields).row == RowParams(**right)
+    shaped = SamplingParams(temperature=0.5, top_k=7, **fields)
+    assert shaped.row == RowParams(reciprocal=2.0, top_k=7, **right)
+
+
+@pytest.mark.parametrize("fields", STILL_NEUTRAL, ids=str)
+def test_other_filters_at_a_neutral_value_do_not(fields):
+    assert SamplingParams(**fields).greedy
+    assert SamplingParams(temperature=1, **fields).row == NEUTRAL
+
+
+def test_filters_of_ones_own_break_silence():
+    assert SamplingParams(filters=len).row == NEUTRAL
+    assert SamplingParams(filters=[]).greedy
+
+
+@pytest.mark.parametrize("greedy", [{"temperature": 0}, {"top_k": 1}, {"top_p": 0}, {"min_p": 1}], ids=str)
+def test_a_greedy_row_has_no_filters(greedy):
+    params = SamplingParams(**greedy, filters=len, typical_p=0.5, xtc_probability=1, top_n_sigma=1, top_a=0.5)
+    assert params.row == RowParams(greedy=True)
+
+
+def test_rewriting_does_not_break_silence():
+    params = SamplingParams(logit_bias={1: 2}, repetition_penalty=2, bad_words="a", logits_processors=len)
+    assert params.greedy
+
+
+@pytest.mark.parametrize(
+    "fields, rewrites, penalises",
+    [
+        ({}, False, False),
+        ({"min_tokens": 3, "prompt_ignore_length": 2, "stop": "a", "top_k": 2}, False, False),
+        ({"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": -0.0}, False, False),
+        ({"logit_bias": {}, "bad_words": [], "bad_token_ids": [], "no_repeat_ngram_size": 0}, False, False),
+        ({"repetition_penalty": 1.1}, True, True),
+        ({"presence_penalty": -1}, True, True),
+        ({"frequency_penalty": 0.1}, True, True),
+        ({"logit_bias": {0: 0}}, True, False),
+        ({"embedding_bias": [0]}, True, False),
+        ({"bad_words": "a"}, True, False),
+        ({"bad_token_ids": [0]}, True, False),
+        ({"no_repeat_ngram_size": 2}, True, False),
+        ({"allowed_token_ids": [0]}, True, False),
+        ({"logits_processors": len}, True, False),
+        ({"filters": len}, False, False),
+    ],
+    ids=str,
+)
+def test_what_rewrites_and_what_penalises(fields, rewrites, penalises):
+    params = SamplingParams(**fields)
+    assert (params.rewrites, params.penalises) == (rewrites, penalises)
+
+
+@pytest.mark.parametrize(
+    "fields, right",
+    [
+        ({}, False),
+        ({"top_n_sigma": 1, "top_a": 0.5, "eta_cutoff": 0.1, "xtc_probability": 1, "epsilon_cutoff": 0.1}, False),
+        ({"typical_p": 1, "temperature": 1}, False),
+        ({"typical_p": 0.5}, True),
+        ({"filters": len}, True),
+        ({"filters": len, "temperature": 0}, False),
+        ({"typical_p": 0.5, "top_p": 0}, True),  # greedy now; a decay may lift it
+    ],
+    ids=str,
+)
+def test_what_needs_the_reference(fields, right):
+    assert SamplingParams(**fields).needs_reference is right
+
+
+def test_rows_built_from_the_first_five_values_have_neutral_others():
+    assert np.array(RowParams(False, 1.25, 9, 2**31, 0.5), ROW_DTYPE).item() == (
+        False, 1.25, 9, 2**31, 0.5, 0.0, 0, 0.0, 0, 2**32, 2**32, 0.0,
+    )  # fmt: skip
+    assert ROW_DTYPE.names == RowParams._fields
+
+
 @given(st.floats(0, 1))
 def test_top_p_is_rounded_to_nearest_ties_to_even_from_binary64(p):
     row = SamplingParams(temperature=1, top_p=p).row
@@ -102,7 +211,7 @@ def test_temperature_is_rounded_to_binary32_before_the_division(t):
 
 
 def test_stack_keeps_every_value():
-    rows = [SamplingParams(**fields).row for fields in [*GREEDY, *(fields for fields, _ in DRAWN)]]
+    rows = [SamplingParams(**fields).row for fields in [*GREEDY, *(fields for fields, _ in [*DRAWN, *OTHERS])]]
     stacked = stack_rows(rows)
     assert stacked.dtype == ROW_DTYPE
     assert [RowParams(*record.item()) for record in stacked] == rows

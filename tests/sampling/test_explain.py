@@ -55,7 +55,7 @@ def test_the_table():
     assert [" ".join(line.split()[:2]) for line in lines[1:5]] == ["logits 4", "min-p 3", "top-k 3", "top-p 2"]
     assert lines[5].endswith(f"seed {2**64 - 1}, position 7, child 2")
     assert "NaN or +inf" in str(explain([np.nan, 1.0], ALL, seed=1, position=0))
-    assert "every token is -inf" in str(explain([-np.inf, -np.inf], ALL, seed=1, position=0))
+    assert "every logit is -inf" in str(explain([-np.inf, -np.inf], ALL, seed=1, position=0))
 
 
 def test_every_way_of_giving_a_row():

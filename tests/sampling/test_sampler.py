@@ -86,7 +86,7 @@ def test_min_tokens_bans_on_its_row_alone():
     short, free = SamplingParams(min_tokens=2), SamplingParams()
     sampler = make()
     finish = Finish(short, end_token_ids=[7], max_tokens=9)
-    a, b = sampler.setup_step([Seat("a", short, [1], 0, finish=finish), Seat("b", free, [1], 0)])
+    a, b = sampler.setup_step([Seat("a", short, [1], 0, finish=finish, end_token_ids=[7]), Seat("b", free, [1], 0)])
     logits = np.zeros((2, 8), np.float32)
     logits[:, 7], logits[:, 3] = 2, 1
     before = logits.copy()
@@ -100,7 +100,7 @@ def test_a_ban_does_not_hide_a_bad_row(bad):
     params = SamplingParams(min_tokens=1)
     sampler = make()
     finish = Finish(params, end_token_ids=[7], max_tokens=9)
-    (a,) = sampler.setup_step([Seat("a", params, [1], 0, finish=finish)])
+    (a,) = sampler.setup_step([Seat("a", params, [1], 0, finish=finish, end_token_ids=[7])])
     logits = np.zeros((1, 8), np.float32)
     logits[0, 7] = bad
     (update,) = one_step(sampler, [a], logits)
@@ -114,7 +114,7 @@ def test_bad_seats_and_logits_are_refused():
     for prompt in ([], [8], [-1], [[1]], [1.5]):
         with pytest.raises(RequestError, match="prompt_ids"):
             sampler.setup_step([Seat("a", HOT, prompt, 0)])
-    with pytest.raises(RequestError, match="33 prompt tokens"):
+    with pytest.raises(RequestError, match="33 tokens"):
         sampler.setup_step([Seat("a", HOT, [1] * 33, 0)])
     assert sampler.slots.num_free == 4
     (a,) = sampler.setup_step([Seat("a", HOT, [1], 0)])
@@ -177,9 +177,6 @@ def test_a_full_history_is_refused_before_anything_changes():
 
 def test_rules_that_raise_end_their_sequence_alone():
     class Broken:
-        def banned_ids(self):
-            return ()
-
         def push(self, token_id):
             raise ValueError("broken rules")
 

@@ -130,7 +130,7 @@ def test_an_unknown_backend_names_those_there_are(backend):
 
 
 def test_fields_of_a_request_are_outside_the_contract():
-    request = SamplingParams(temperature=5, n=4, max_tokens=1, min_tokens=1, stop="a", stop_token_ids=[0], echo=True)
+    request = SamplingParams(temperature=5, n=4, max_tokens=1, stop="a", stop_token_ids=[0], echo=True)
     assert tokens(params=request, seeds=1) == tokens(seeds=1)
 
 

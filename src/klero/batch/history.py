@@ -17,13 +17,15 @@ class History:
         self.lengths = np.zeros(num_slots, np.int32)
         self.prompt_lengths = np.zeros(num_slots, np.int32)
 
-    def start(self, index: int, prompt_ids: npt.ArrayLike) -> None:
-        """Seat a prompt in a slot. Raises RequestError when it is longer than max_len."""
-        prompt = np.asarray(prompt_ids, np.int32)
-        if len(prompt) > self.max_len:
-            raise RequestError(f"prompt of {len(prompt)} tokens: the longest history is {self.max_len}")
+    def start(self, index: int, prompt_ids: npt.ArrayLike, output_ids: npt.ArrayLike = ()) -> None:
+        """Seat a prompt, and what was generated so far, in a slot. Raises RequestError when they exceed max_len."""
+        prompt, output = np.asarray(prompt_ids, np.int32), np.asarray(output_ids, np.int32)
+        length = len(prompt) + len(output)
+        if length > self.max_len:
+            raise RequestError(f"prompt and output of {length} tokens: the longest history is {self.max_len}")
         self.ids[index, : len(prompt)] = prompt
-        self.lengths[index] = self.prompt_lengths[index] = len(prompt)
+        self.ids[index, len(prompt) : length] = output
+        self.lengths[index], self.prompt_lengths[index] = length, len(prompt)
 
     def append(self, indices: npt.NDArray[np.integer], token_ids: npt.NDArray[np.integer]) -> None:
         """Append one token to each slot of `indices` (no slot twice)."""

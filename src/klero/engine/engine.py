@@ -13,6 +13,7 @@ from klero.engine.request import Choice, Limits, Request, admit
 from klero.engine.scheduler import Planned, Scheduler
 from klero.engine.seeds import SeedSource
 from klero.engine.times import StepTimes
+from klero.engine.words import Encode
 from klero.errors import KleroError, OptionError, RequestError
 from klero.finish import FinishReason, TokenBytes
 from klero.params import SamplingParams, seed_bits
@@ -22,7 +23,8 @@ from klero.sampling.sampler import Sampler, Seat, TokenUpdate
 class Engine:
     """Runs requests on a model: continuous batching, chunked prefill, sampling by slot.
 
-    model: see `klero.engine.models.protocol.Model`. vocabulary: bytes of tokens, None for ids only. max_num_seqs:
+    model: see `klero.engine.models.protocol.Model`. vocabulary: bytes of tokens, None for ids only. encode: text to ids
+    without special tokens, for bad_words. padded_from: columns of the logits from here on are padding. max_num_seqs:
     sequences at a time. max_num_batched_tokens: tokens a step computes. block_size, num_blocks: the paged KV cache;
     num_blocks=None takes what `default_num_blocks` says. seed: makes the seeds of requests that bring none; None: the
     operating system. max_model_len: a context shorter than the model's own.
@@ -36,6 +38,8 @@ class Engine:
         model: Model,
         *,
         vocabulary: TokenBytes | None = None,
+        encode: Encode | None = None,
+        padded_from: int | None = None,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 512,
         block_size: int = 16,
@@ -45,10 +49,12 @@ class Engine:
     ) -> None:
         check_sizes(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, block_size=block_size)
         check_sizes(num_blocks=1 if num_blocks is None else num_blocks)
-        self.model, self.vocabulary = model, vocabulary
+        self.model, self.vocabulary, self.encode = model, vocabulary, encode
         self.seeds = SeedSource(seed)
         self.max_model_len = _context(model, max_model_len)
-        self.sampler = Sampler(num_slots=max_num_seqs, vocab_size=model.vocab_size, max_len=self.max_model_len)
+        self.sampler = Sampler(
+            num_slots=max_num_seqs, vocab_size=model.vocab_size, max_len=self.max_model_len, padded_from=padded_from
+        )
         self.blocks: Blocks | None = None
         if model.uses_blocks:
             if num_blocks is None:
@@ -103,7 +109,7 @@ class Engine:
             raise RequestError("the engine is closed; make a new one")
         if request_id in self._requests:
             raise RequestError(f"request_id={request_id!r}: a request of that name is running; choose another")
-        request = admit(request_id, prompt, prompt_ids, params, self.limits, self.vocabulary)
+        request = admit(request_id, prompt, prompt_ids, params, self.limits, self.vocabulary, self.encode)
         request.seed = self.seeds.next() if params.seed is None else seed_bits(params.seed)
         request.reproducible, request.stream, request.prompt_index = self.reproducible, stream, prompt_index
         if arrived is not None:
@@ -245,7 +251,10 @@ class Engine:
     def _seat(self, choice: Choice) -> None:
         """Give a choice its slot."""
         request = choice.request
-        seat = Seat(choice.owner, request.params, request.prompt_ids, request.seed, choice.index, choice.finish)
+        seat = Seat(
+            choice.owner, request.params, request.prompt_ids, request.seed, choice.index, choice.finish,
+            end_token_ids=self.limits.end_token_ids, bad_word_ids=request.bad_word_ids,
+        )  # fmt: skip
         (choice.slot,) = self.sampler.setup_step([seat])
         self._choice_of_slot[choice.slot.index] = choice
 

@@ -16,6 +16,7 @@ from klero.engine.outputs import Delta, Progress, RequestOutput
 from klero.engine.prompts import Prompt, ids_of, listed, names_of, naming, params_of
 from klero.engine.threads import Watch, set_spin, set_threads
 from klero.engine.turns import Turns
+from klero.engine.words import padded_from
 from klero.errors import OptionError, RequestError
 from klero.finish import TokenBytes
 from klero.params import SamplingParams
@@ -70,8 +71,10 @@ class LLM:
         if tokenizer is not None or (vocabulary is None and self.tokenizer is not None):
             vocabulary = TokenBytes(self.tokenizer)
         self.engine = Engine(
-            loaded, vocabulary=vocabulary, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-            block_size=block_size, num_blocks=num_blocks, seed=seed, max_model_len=max_model_len,
+            loaded, vocabulary=vocabulary, encode=None if self.tokenizer is None else self._encode_word,
+            padded_from=padded_from(self.tokenizer, loaded.vocab_size), max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens, block_size=block_size, num_blocks=num_blocks, seed=seed,
+            max_model_len=max_model_len,
         )  # fmt: skip
         self._ids = itertools.count()
         self._turns = Turns(self.engine)
@@ -216,6 +219,11 @@ class LLM:
         with self._tokenizer_lock:  # fast tokenizers refuse to be used by two threads at once
             encoded = self.tokenizer.encode(prompt)
         return list(getattr(encoded, "ids", encoded))
+
+    def _encode_word(self, word: str) -> Sequence[int]:
+        with self._tokenizer_lock:
+            encoded = self.tokenizer.encode(word, add_special_tokens=False)
+        return getattr(encoded, "ids", encoded)
 
     def lend(self) -> Engine:
         """Give the engine to an AsyncLLM: calls here are refused until `take_back`. RequestError if one runs."""

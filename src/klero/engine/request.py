@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from klero.batch import Slot
 from klero.engine.outputs import CompletionOutput, Delta, RequestOutput
 from klero.engine.times import RequestClock
+from klero.engine.words import Encode, Word, bad_word_ids
 from klero.errors import Fault, ParameterError, RequestError
 from klero.finish import Finish, Finished, TokenBytes, text_of_prompt
 from klero.params import SamplingParams
 from klero.params.checks import Broken, as_integer
+from klero.params.width import check_width
 
 
 @dataclass(eq=False)
@@ -75,7 +77,7 @@ class Request:
     """What a client asked. seed: resolved at admission, 0 .. 2^64-1. echo: the prompt's text, where asked for.
 
     reproducible: the model is deterministic. stream: every step's news goes out as deltas. prompt_index: its place in
-    the call that brought it.
+    the call that brought it. bad_word_ids: `params.bad_words` as id sequences.
     """
 
     request_id: str
@@ -87,6 +89,7 @@ class Request:
     reproducible: bool = False
     stream: bool = False
     prompt_index: int = 0
+    bad_word_ids: tuple[Word, ...] = ()
     clock: RequestClock = field(default_factory=RequestClock)
     choices: list[Choice] = field(default_factory=list)
 
@@ -115,15 +118,20 @@ def admit(
     params: SamplingParams,
     limits: Limits,
     vocabulary: TokenBytes | None,
+    encode: Encode | None = None,
 ) -> Request:
-    """Check a request against the model and make it. Raises RequestError or ParameterError; nothing enters a batch."""
+    """Check a request against the model and make it. Raises RequestError or ParameterError; nothing enters a batch.
+
+    encode: text to ids without special tokens, for bad_words.
+    """
     if params.truncate_prompt_tokens is not None:
         prompt_ids = prompt_ids[-params.truncate_prompt_tokens :]
     ids = _checked_prompt(request_id, prompt_ids, limits)
-    _check_ids(params, limits.vocab_size)
+    check_width(params, limits.vocab_size)
+    words = bad_word_ids(params.bad_words, encode, limits.vocab_size)
     max_tokens = _room(request_id, len(ids), params, limits)
     echo = text_of_prompt(vocabulary, params, ids) if vocabulary is not None and params.echo else ""
-    request = Request(request_id, prompt, ids, params, echo=echo)
+    request = Request(request_id, prompt, ids, params, echo=echo, bad_word_ids=words)
     for index in range(params.n):
         finish = Finish(
             params, end_token_ids=limits.end_token_ids, prompt_ids=ids, vocabulary=vocabulary, max_tokens=max_tokens
@@ -150,18 +158,6 @@ def _is_id(value: Any, vocab_size: int) -> bool:
         return 0 <= as_integer(value, "") < vocab_size
     except Broken:
         return False
-
-
-def _check_ids(params: SamplingParams, vocab_size: int) -> None:
-    """Ids in the parameters against the logits width."""
-    named: tuple[tuple[str, Iterable[int]], ...] = (
-        ("stop_token_ids", [i for sequence in params.stop_token_ids for i in sequence]),
-        ("end_token_ids", params.end_token_ids),
-    )
-    rule = f"ids must be in [0, {vocab_size - 1}], the width of the model's logits"
-    faults = [Fault(name, max(ids), rule) for name, ids in named if ids and max(ids) >= vocab_size]
-    if faults:
-        raise ParameterError(faults)
 
 
 def _room(request_id: str, num_prompt: int, params: SamplingParams, limits: Limits) -> int:

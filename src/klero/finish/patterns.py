@@ -51,15 +51,6 @@ class Patterns(Generic[Element]):
         """Return the index of the longest pattern that ends at `node`, or None."""
         return self._ends[node]
 
-    def completions_of_node(self, node: int) -> list[Element]:
-        """Return every element that would complete a pattern as the next one (unsorted, repeats possible)."""
-        found: list[Element] = []
-        while True:
-            found += [key for key, child in self._children[node].items() if self._own[child] is not None]
-            if node == ROOT:
-                return found
-            node = self._fallback[node]
-
     def _insert(self, index: int, pattern: Sequence[Element]) -> None:
         node = ROOT
         for element in pattern:

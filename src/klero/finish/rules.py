@@ -24,10 +24,10 @@ class Finish:
     so `text` is "" and stop strings are an error. `max_tokens` is the resolved limit on generated tokens, at
     least 1.
 
-    While fewer than min_tokens tokens are there, `banned_ids` must not be drawn; if one of them comes all the
-    same (drawn by someone else), it is a token like any other. A stop string counts if the token that
-    completes it is number min_tokens or later; one completed earlier never fires. ParameterError for limits
-    that cannot be met and for stop strings without a vocabulary.
+    While fewer than min_tokens tokens are there, the sampler bans what would end the sequence (`klero.rewrite`); if
+    one of these ids comes all the same (drawn by someone else), it is a token like any other. A stop string counts
+    if the token that completes it is number min_tokens or later; one completed earlier never fires. ParameterError
+    for limits that cannot be met and for stop strings without a vocabulary.
     """
 
     def __init__(
@@ -76,12 +76,6 @@ class Finish:
     def delta(self) -> str:
         """Return the text released since the last call."""
         return "" if self._stream is None else self._stream.delta()
-
-    def banned_ids(self) -> tuple[int, ...]:
-        """Return the ids, ascending, that min_tokens forbids as the next token; () once it is reached."""
-        if self.num_tokens >= self._min_tokens or self._finished is not None:
-            return ()
-        return tuple(sorted(self._end_ids.union(self._stop_ids.completions_of_node(self._node))))
 
     def push(self, token_id: int) -> Finished | None:
         """Take one accepted token; return why the sequence ended with it, or None.

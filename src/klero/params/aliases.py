@@ -21,6 +21,15 @@ ALIASES: dict[str, str] = {
     "random_seed": "seed",  # TensorRT-LLM
     "sampling_seed": "seed",  # SGLang
     "temp": "temperature",  # llama.cpp, MLX
+    "repeat_penalty": "repetition_penalty",  # llama.cpp, ollama
+    "bad": "bad_words",  # TensorRT-LLM
+    "bad_words_ids": "bad_token_ids",  # transformers
+    "suppress_tokens": "bad_token_ids",  # transformers
+    "logits_processor": "logits_processors",  # TensorRT-LLM, transformers
+    "top_p_reset_ids": "top_p_reset_id",  # TensorRT-LLM
+    "nsigma": "top_n_sigma",
+    "top_nsigma": "top_n_sigma",  # llama.cpp's command
+    "typical": "typical_p",  # llama.cpp's command
     "stop_strings": "stop",  # transformers
     "eos_token_id": "end_token_ids",  # transformers
     "end_id": "end_token_ids",  # TensorRT-LLM
@@ -30,12 +39,9 @@ ALIASES: dict[str, str] = {
 
 RESERVED = frozenset(
     """
-    top_p_decay top_p_min top_p_reset_id logit_bias repetition_penalty presence_penalty frequency_penalty
-    prompt_ignore_length bad_words bad_token_ids no_repeat_ngram_size allowed_token_ids logprobs
-    prompt_logprobs logprobs_mode logprob_token_ids return_context_logits return_generation_logits
+    logprobs prompt_logprobs logprobs_mode logprob_token_ids return_context_logits return_generation_logits
     use_beam_search beam_width beam_width_array length_penalty early_stopping beam_search_diversity_rate
-    return_kept return_probs filters json regex choice grammar json_object structural_tag
-    thinking_token_budget logits_processors
+    return_kept return_probs json regex choice grammar json_object structural_tag thinking_token_budget
     """.split()  # noqa: SIM905  a table of words
 )
 """Fields of later versions: absent until they work, and known by name, so that the error can say so."""

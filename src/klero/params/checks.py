@@ -10,28 +10,46 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
+from klero.params.vectors import Vector
+
 Check = Callable[[Any], Any]
+DECIMAL = re.compile(r"-?[0-9]{1,20}")
 
 
 class Broken(Exception):
     """A rule that a value breaks; its text is the rule."""
 
 
-def real(low: float, high: float, *, low_open: bool = False) -> Check:
-    """A finite real number in [low, high] (or (low, high]); bool, text, NaN and infinities are refused."""
-    rule = f"must be a number in {'(' if low_open else '['}{low:g}, {high:g}]"
+def as_number(value: Any, rule: str) -> float:
+    """The value as a Python float, infinities included; bool, text and NaN are refused with `rule`."""
+    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_") or not isinstance(value, numbers.Real):
+        raise Broken(rule)
+    try:
+        number = float(value)
+    except OverflowError:
+        raise Broken(rule) from None
+    if math.isnan(number):
+        raise Broken(rule)
+    return number
+
+
+def real(
+    low: float, high: float, *, low_open: bool = False, high_open: bool = False, off: float | None = None
+) -> Check:
+    """A finite real number in [low, high], with an open end (low, high] or [low, high), or the number `off`."""
+    rule = f"must be a number in {'(' if low_open else '['}{low:g}, {high:g}{')' if high_open else ']'}"
+    rule += "" if off is None else f", or {off:g} (off)"
 
     def check(value: Any) -> float:
-        if isinstance(value, bool) or type(value).__name__ == "bool_" or not isinstance(value, numbers.Real):
-            raise Broken(rule)
-        try:
-            number = float(value)
-        except OverflowError:
-            raise Broken(rule) from None
-        if not math.isfinite(number) or number < low or number > high or (low_open and number == low):
+        number = as_number(value, rule)
+        inside = low <= number <= high and not (low_open and number == low) and not (high_open and number == high)
+        if not inside and number != off:
             raise Broken(rule)
         return number
 
@@ -108,13 +126,70 @@ def token_sequences(value: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(dict.fromkeys(sequences))
 
 
-def stop_strings(value: Any) -> tuple[str, ...]:
-    """A string or a list of strings, none of them empty (an empty stop would match everywhere)."""
-    rule = "must be a non-empty string or a list of non-empty strings (leave it out for no stop)"
-    texts = [value] if isinstance(value, str) else items_of(value, rule)
-    if any(not isinstance(text, str) or not text for text in texts):
+def allowed_ids(value: Any) -> tuple[int, ...]:
+    """A list of token ids that is not empty; sorted, each once."""
+    ids = token_ids(value)
+    if not ids:
+        raise Broken("must be a list of at least one token id (leave it out to allow every token)")
+    return tuple(sorted(set(ids)))
+
+
+def strings(what: str) -> Check:
+    """A string or a list of strings, none of them empty (an empty one would match everywhere)."""
+    rule = f"must be a non-empty string or a list of non-empty strings (leave it out for no {what})"
+
+    def check(value: Any) -> tuple[str, ...]:
+        texts = [value] if isinstance(value, str) else items_of(value, rule)
+        if any(not isinstance(text, str) or not text for text in texts):
+            raise Broken(rule)
+        return tuple(dict.fromkeys(texts))
+
+    return check
+
+
+def callables(value: Any) -> tuple[Callable[..., Any], ...]:
+    """A callable or a list of callables."""
+    rule = "must be a callable or a list of callables"
+    given = [value] if callable(value) else items_of(value, rule)
+    if not all(callable(item) for item in given):
         raise Broken(rule)
-    return tuple(dict.fromkeys(texts))
+    return tuple(given)
+
+
+def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    """A mapping from token id (JSON brings it as text) to a number that binary32 can hold, or -inf; sorted by id."""
+    rule = "must be a mapping from token ids (integers >= 0) to finite numbers of binary32, or -inf for a ban"
+    pairs = list(value.items()) if isinstance(value, Mapping) else [_pair(item, rule) for item in items_of(value, rule)]
+    entries: dict[int, float] = {}
+    for key, bias in pairs:
+        token_id = int(key) if isinstance(key, str) and DECIMAL.fullmatch(key) else as_integer(key, rule)
+        number = as_number(bias, rule)
+        if token_id < 0 or not (number == -math.inf or _fits_binary32(number)):
+            raise Broken(rule)
+        if token_id in entries:
+            raise Broken(f"must be a mapping that names no token twice, and {token_id} is there twice")
+        entries[token_id] = number
+    return tuple(sorted(entries.items()))
+
+
+def vector(value: Any) -> Vector:
+    """A list or array of one number for each token, each finite in binary32 or -inf."""
+    if isinstance(value, Vector):
+        return value
+    rule = "must be a list or array [vocabulary] of finite numbers of binary32, or -inf for a ban"
+    if isinstance(value, str | bytes | Mapping | set | frozenset):
+        raise Broken(rule)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):  # ragged lists; what a tensor library says of its own tensors
+        raise Broken(rule) from None
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "fiu" or _has_bool(value):
+        raise Broken(rule)
+    with np.errstate(over="ignore"):
+        rounded = array.astype(np.float32)
+    if not (np.isfinite(rounded) | np.isneginf(array)).all():
+        raise Broken(rule)
+    return Vector(rounded)
 
 
 def optional(check: Check) -> Check:
@@ -125,3 +200,19 @@ def optional(check: Check) -> Check:
 def none_is(neutral: Any, check: Check) -> Check:
     """The check, with None read as the neutral value."""
     return lambda value: neutral if value is None else check(value)
+
+
+def _pair(item: Any, rule: str) -> tuple[Any, Any]:
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise Broken(rule)
+    return item[0], item[1]
+
+
+def _fits_binary32(number: float) -> bool:
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(np.float32(number)))
+
+
+def _has_bool(values: Any) -> bool:
+    """Whether a list mixes True or False among its numbers, which an array would hide."""
+    return isinstance(values, list | tuple) and any(isinstance(value, bool | np.bool_) for value in values)

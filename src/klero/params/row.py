@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 TOP_K_OFF = 2**31 - 1
-TOP_P_OFF = 2**32
+TOP_P_OFF = TYPICAL_P_OFF = XTC_THRESHOLD_OFF = 2**32
 GREEDY_BELOW = np.float32(1e-6)
 SMALLEST_NORMAL = np.float32(2.0**-126)
 
@@ -22,6 +22,9 @@ class RowParams(NamedTuple):
 
     greedy: take the largest logit, draw no noise. reciprocal: binary32 1/temperature, neutral 1. top_k: neutral 2^31-1
     (any k >= the vocabulary is off). top_p: the integer P = top_p * 2^32, neutral 2^32. min_p: binary32, neutral 0.
+    top_n_sigma: binary32, neutral 0. epsilon, top_a: integers of 2^32, neutral 0. eta: binary32, neutral 0.
+    typical_p: an integer of 2^32, neutral 2^32. xtc_probability: binary32, neutral 0; xtc_threshold: an integer of
+    2^32, which means something only where the probability is not 0.
     """
 
     greedy: bool = False
@@ -29,6 +32,13 @@ class RowParams(NamedTuple):
     top_k: int = TOP_K_OFF
     top_p: int = TOP_P_OFF
     min_p: float = 0.0
+    top_n_sigma: float = 0.0
+    epsilon: int = 0
+    eta: float = 0.0
+    top_a: int = 0
+    typical_p: int = TYPICAL_P_OFF
+    xtc_threshold: int = XTC_THRESHOLD_OFF
+    xtc_probability: float = 0.0
 
 
 NEUTRAL = RowParams()
@@ -39,24 +49,78 @@ ROW_FIELDS = {
     "top_k": np.int32,
     "top_p": np.uint64,
     "min_p": np.float32,
+    "top_n_sigma": np.float32,
+    "epsilon": np.uint64,
+    "eta": np.float32,
+    "top_a": np.uint64,
+    "typical_p": np.uint64,
+    "xtc_threshold": np.uint64,
+    "xtc_probability": np.float32,
 }
 ROW_DTYPE = np.dtype(list(ROW_FIELDS.items()), align=True)
 
 
+def round_fraction(value: float) -> int:
+    """A number in [0, 1] as an integer of 2^32, to nearest, ties to even; the product is exact."""
+    return round(value * 2.0**32)
+
+
 def resolve_row(
-    temperature: float | None, top_k: int | None, top_p: float | None, min_p: float | None
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    *,
+    others: RowParams = NEUTRAL,
+    drawn: bool = False,
 ) -> RowParams:
-    """Round the shaping fields and decide greedy or not. Values are range-checked before (checks.py)."""
+    """Round the shaping fields and decide greedy or not. Values are range-checked before (checks.py).
+
+    others: from `resolve_others`. drawn: something else breaks silence (a decay, filters of one's own).
+    """
     t = np.float32(1.0 if temperature is None else temperature)
-    p = TOP_P_OFF if top_p is None else round(top_p * 2.0**32)  # the product is exact; ties to even
-    m = np.float32(0.0 if min_p is None else min_p)
-    if m < SMALLEST_NORMAL:
-        m = np.float32(0)
-    silent = temperature is None and top_p is None and top_k is None and m == 0
-    if silent or t < GREEDY_BELOW or top_k == 1 or p == 0 or m == 1:
+    m = _at_least_normal(min_p)
+    unset = temperature is None and top_p is None and top_k is None and m == 0
+    silent = unset and not drawn and others == NEUTRAL
+    if silent or t < GREEDY_BELOW or top_k == 1 or m == 1:
         return GREEDY
     k = TOP_K_OFF if top_k is None or top_k <= 0 else min(top_k, TOP_K_OFF)
-    return RowParams(False, float(np.float32(1) / t), k, p, float(m))
+    row = others._replace(reciprocal=float(np.float32(1) / t), top_k=k, min_p=m)
+    return with_top_p(row, TOP_P_OFF if top_p is None else round_fraction(top_p))
+
+
+def with_top_p(row: RowParams, top_p: int) -> RowParams:
+    """The row at P = top_p: greedy at 0, and where it is greedy for another reason."""
+    if row.greedy or row.top_p == top_p:
+        return row
+    return row._replace(top_p=top_p) if top_p > 0 else GREEDY
+
+
+def resolve_others(
+    top_n_sigma: float | None = None,
+    epsilon_cutoff: float = 0,
+    eta_cutoff: float = 0,
+    top_a: float = 0,
+    typical_p: float = 1,
+    xtc_probability: float = 0,
+    xtc_threshold: float = 0,
+) -> RowParams:
+    """Round the filters beside top-k, top-p and min-p; a row that is neutral in everything else.
+
+    A top_n_sigma above 0 never becomes 0, which would be off. An xtc_threshold above 0.5 makes XTC neutral: two tokens
+    cannot both reach it.
+    """
+    sigma = 0.0 if top_n_sigma is None or top_n_sigma <= 0 else max(float(np.float32(top_n_sigma)), 2.0**-126)
+    probability = _at_least_normal(xtc_probability) if xtc_threshold <= 0.5 else 0.0
+    return RowParams(
+        top_n_sigma=sigma,
+        epsilon=round_fraction(epsilon_cutoff),
+        eta=_at_least_normal(eta_cutoff),
+        top_a=round_fraction(top_a),
+        typical_p=round_fraction(typical_p),
+        xtc_threshold=round_fraction(xtc_threshold) if probability > 0 else XTC_THRESHOLD_OFF,
+        xtc_probability=probability,
+    )
 
 
 def stack_rows(rows: Sequence[RowParams]) -> npt.NDArray[Any]:
@@ -67,3 +131,9 @@ def stack_rows(rows: Sequence[RowParams]) -> npt.NDArray[Any]:
 def seed_bits(seed: int) -> int:
     """A seed as 64 unsigned bits: -1 is the same seed as 2^64-1."""
     return seed & (2**64 - 1)
+
+
+def _at_least_normal(value: float | None) -> float:
+    """The value as a binary32, 0 where it is below 2^-126 or not asked."""
+    rounded = np.float32(0 if value is None else value)
+    return float(rounded) if rounded >= SMALLEST_NORMAL else 0.0

@@ -5,24 +5,57 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from klero.errors import Fault, ParameterError
 from klero.params import checks
 from klero.params.aliases import accepts_aliases
-from klero.params.row import RowParams, resolve_row, seed_bits
+from klero.params.decay import Decay, resolve_decay
+from klero.params.row import (
+    NEUTRAL,
+    TOP_P_OFF,
+    RowParams,
+    resolve_others,
+    resolve_row,
+    round_fraction,
+    seed_bits,
+    with_top_p,
+)
+from klero.params.together import faults_together
 
 CHECKS: dict[str, checks.Check] = {
     "temperature": checks.optional(checks.real(0, 1e6)),
     "top_k": checks.optional(checks.integer(-1, way_out="0 or -1 switches it off")),
     "top_p": checks.optional(checks.real(0, 1)),
     "min_p": checks.optional(checks.real(0, 1)),
+    "top_p_decay": checks.optional(checks.real(0, 1, low_open=True)),
+    "top_p_min": checks.optional(checks.real(0, 1, low_open=True)),
+    "top_p_reset_id": checks.optional(checks.integer(0)),
+    "top_n_sigma": checks.optional(checks.real(0, 1e6, off=-1)),
+    "epsilon_cutoff": checks.none_is(0.0, checks.real(0, 1, high_open=True)),
+    "eta_cutoff": checks.none_is(0.0, checks.real(0, 1, high_open=True)),
+    "top_a": checks.none_is(0.0, checks.real(0, 1)),
+    "typical_p": checks.none_is(1.0, checks.real(0, 1, low_open=True)),
+    "xtc_probability": checks.none_is(0.0, checks.real(0, 1)),
+    "xtc_threshold": checks.none_is(0.1, checks.real(0, 1)),
+    "filters": checks.none_is((), checks.callables),
+    "logit_bias": checks.none_is((), checks.logit_bias),
+    "embedding_bias": checks.optional(checks.vector),
+    "repetition_penalty": checks.none_is(1.0, checks.real(0, 1e6, low_open=True)),
+    "presence_penalty": checks.none_is(0.0, checks.real(-2, 2)),
+    "frequency_penalty": checks.none_is(0.0, checks.real(-2, 2)),
+    "prompt_ignore_length": checks.optional(checks.integer(0, way_out="None: no prompt token counts")),
+    "bad_words": checks.none_is((), checks.strings("bad words")),
+    "bad_token_ids": checks.none_is((), checks.token_sequences),
+    "no_repeat_ngram_size": checks.none_is(0, checks.integer(0, way_out="0 switches it off")),
+    "allowed_token_ids": checks.optional(checks.allowed_ids),
+    "logits_processors": checks.none_is((), checks.callables),
     "seed": checks.optional(checks.integer(-(2**63), 2**64 - 1, way_out="leave it out for a fresh seed")),
     "n": checks.none_is(1, checks.integer(1, 2**32 - 1)),
     "max_tokens": checks.optional(checks.integer(1, way_out="None: as many as fit")),
     "min_tokens": checks.none_is(0, checks.integer(0)),
-    "stop": checks.none_is((), checks.stop_strings),
+    "stop": checks.none_is((), checks.strings("stop")),
     "stop_token_ids": checks.none_is((), checks.token_sequences),
     "end_token_ids": checks.none_is((), checks.end_ids),
     "ignore_eos": checks.none_is(False, checks.boolean),
@@ -40,7 +73,8 @@ CHECKS: dict[str, checks.Check] = {
 class SamplingParams:
     """What one request asks for. `None` means "not asked"; all faults are reported at once in a `ParameterError`.
 
-    Silence means greedy: with temperature, top_p and top_k all unset (and no min_p) the most likely token is taken.
+    Silence means greedy: with temperature, top_p and top_k all unset (and no other filter) the most likely token is
+    taken.
     Spellings of other engines are accepted (`klero.params.aliases.ALIASES`): max_new_tokens, n_predict, temp, ...
 
     Shaping (docs/draw.md):
@@ -48,6 +82,22 @@ class SamplingParams:
         top_k: >= 0, or -1; 0, -1, unset or >= vocabulary: off. Exactly k tokens, ties to the lowest ids. 1 is greedy.
         top_p: [0, 1]; unset 1. The shortest prefix whose mass reaches top_p of what min_p and top_k left.
         min_p: [0, 1]; unset 0. Keeps tokens at least min_p times as likely as the most likely one.
+        top_p_decay, top_p_min: (0, 1]; after each token top_p becomes max(top_p * top_p_decay, top_p_min), and what it
+            was at first after the token top_p_reset_id. top_p_min: 1e-6 unless given.
+        top_n_sigma: [0, 1e6] or -1; keeps logits within so many standard deviations of the largest. 0, -1: off.
+        epsilon_cutoff, eta_cutoff: [0, 1); a least probability, and one that falls with the entropy. top_a: [0, 1];
+            a least probability of top_a times the square of the largest. 0: off.
+        typical_p: (0, 1]; the tokens nearest to the expected surprise, up to this mass. 1: off.
+        xtc_probability: [0, 1]; how often all but the least likely of the tokens that reach xtc_threshold ([0, 1], 0.1)
+            are left out. 0, or a threshold above 0.5: off.
+        filters: callables of one's own, from a sorted row to what stays (`klero.SortedRow`).
+    What the logits become first (docs/rules.md):
+        logit_bias: {id: number}, added; embedding_bias: one number per token; -inf bans.
+        repetition_penalty: (0, 1e6]; once for each token of prompt and output. presence_penalty, frequency_penalty:
+            [-2, 2]; over the output, and over the prompt after its first prompt_ignore_length tokens.
+        bad_words: strings; bad_token_ids: ids or id sequences; no_repeat_ngram_size: no n-gram twice;
+            allowed_token_ids: nothing else.
+        logits_processors: callables (token_ids, row) -> row; a banned token stays banned.
     Seed and children:
         seed: 0 .. 2^64-1, or -2^63 .. -1 as the same bit patterns; unset: a fresh one, reported with the answer.
         n: >= 1 choices; choice i draws as child i.
@@ -67,6 +117,28 @@ class SamplingParams:
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    top_p_decay: float | None = None
+    top_p_min: float | None = None
+    top_p_reset_id: int | None = None
+    top_n_sigma: float | None = None
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
+    top_a: float = 0.0
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    filters: Any = field(default=(), hash=False)  # a callable need not have a hash
+    logit_bias: Mapping[Any, float] | tuple[tuple[int, float], ...] = ()
+    embedding_bias: Any = None  # a Vector, from a list or an array
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    prompt_ignore_length: int | None = None
+    bad_words: tuple[str, ...] | list[str] | str = ()
+    bad_token_ids: Any = ()
+    no_repeat_ngram_size: int = 0
+    allowed_token_ids: Any = None
+    logits_processors: Any = field(default=(), hash=False)
     seed: int | None = None
     n: int = 1
     max_tokens: int | None = None
@@ -84,14 +156,13 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         faults: list[Fault] = self.__dict__.pop("_faults")
-        for field, check in CHECKS.items():
-            value = getattr(self, field)
+        for name, check in CHECKS.items():
+            value = getattr(self, name)
             try:
-                object.__setattr__(self, field, check(value))
+                object.__setattr__(self, name, check(value))
             except checks.Broken as broken:
-                faults.append(Fault(field, value, str(broken)))
-        if not faults and self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            faults.append(Fault("min_tokens", self.min_tokens, f"must not be above max_tokens={self.max_tokens}"))
+                faults.append(Fault(name, value, str(broken)))
+        faults += list(faults_together(self, {fault.field for fault in faults}))
         if faults:
             raise ParameterError(faults)
 
@@ -102,12 +173,49 @@ class SamplingParams:
 
     @functools.cached_property
     def row(self) -> RowParams:
-        """What these parameters come to for one row: greedy or not, and the rounded values (docs/draw.md, 1)."""
-        return resolve_row(self.temperature, self.top_k, self.top_p, self.min_p)
+        """What they come to for the first token: greedy or not, and the rounded values (docs/draw.md, 1)."""
+        return self.row_at(TOP_P_OFF if self.top_p is None else round_fraction(self.top_p))
+
+    def row_at(self, top_p: int) -> RowParams:
+        """The same while P is top_p, an integer of 2^32: with a decay, P follows the output (`klero.params.decay`)."""
+        return with_top_p(self._row_without_top_p, top_p)
+
+    @functools.cached_property
+    def _row_without_top_p(self) -> RowParams:
+        others = resolve_others(
+            self.top_n_sigma, self.epsilon_cutoff, self.eta_cutoff, self.top_a, self.typical_p,
+            self.xtc_probability, self.xtc_threshold,
+        )  # fmt: skip
+        top_p = None if self.top_p is None else 1.0
+        drawn = self.decay is not None or bool(self.filters)
+        return resolve_row(self.temperature, self.top_k, top_p, self.min_p, others=others, drawn=drawn)
+
+    @functools.cached_property
+    def decay(self) -> Decay | None:
+        """How P moves from token to token, None where it never does."""
+        return resolve_decay(self.top_p, self.top_p_decay, self.top_p_min, self.top_p_reset_id)
+
+    @functools.cached_property
+    def penalises(self) -> bool:
+        """Whether logits depend on which tokens occurred."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @functools.cached_property
+    def rewrites(self) -> bool:
+        """Whether anything but min_tokens changes or bans logits."""
+        listed = self.logit_bias or self.bad_words or self.bad_token_ids or self.logits_processors
+        whole = self.embedding_bias is not None or self.allowed_token_ids is not None
+        return bool(listed) or whole or self.penalises or self.no_repeat_ngram_size > 0
+
+    @functools.cached_property
+    def needs_reference(self) -> bool:
+        """Whether a draw needs filters that no kernel has: one's own, typical-p."""
+        row = self._row_without_top_p
+        return not row.greedy and (bool(self.filters) or row.typical_p != NEUTRAL.typical_p)
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is taken without a draw."""
+        """Whether the most likely token is taken without a draw; with a decay, whether the first one is."""
         return self.row.greedy
 
     def for_prompt(self, i: int) -> SamplingParams:

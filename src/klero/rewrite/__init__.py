@@ -1,8 +1,10 @@
-"""Logits in, logits out: what rewrites a row before it is sampled.
+"""Logits in, logits out: what rewrites a row before it is sampled. The order and its reasons: rewrite/order.py.
 
-So far one rule: the bans of min_tokens. Rows without a rule are never copied and never come here.
+`rewrite_row` is the definition, in NumPy. `Rules` holds what rewrites the rows of each slot, for the kernels.
 """
 
-from klero.rewrite.bans import Bans, rewrite_rows
+from klero.rewrite.context import Context
+from klero.rewrite.order import Rewritten, rewrite_row
+from klero.rewrite.rules import RuleArrays, Rules
 
-__all__ = ["Bans", "rewrite_rows"]
+__all__ = ["Context", "Rewritten", "RuleArrays", "Rules", "rewrite_row"]

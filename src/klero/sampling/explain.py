@@ -9,30 +9,37 @@ import numpy as np
 import numpy.typing as npt
 
 from klero.errors import Fault, ParameterError
-from klero.lots.mass import canonical, masses, scaled, weights
+from klero.lots.mass import masses, scaled, weights
 from klero.params import SamplingParams, check_seed, seed_bits
-from klero.sampling.filters import total_order
-from klero.sampling.fused.reference import sample_row
+from klero.params.decay import top_p_after
+from klero.rewrite import Context, Rewritten, rewrite_row
+from klero.sampling.contexts import contexts_of
+from klero.sampling.fused.reference import DrawnRow, sample_row
 from klero.sampling.inputs import as_float32, read_logits
-from klero.sampling.stateless import counters
-from klero.sampling.status import BAD, EMPTY
+from klero.sampling.stateless import counters, positions_of, width_without_padding
+from klero.sampling.status import BAD, EMPTY, FAILED, NO_TOKEN, OK, message
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: its name, how many tokens are left after it, and their share of the probability mass."""
+    """One stage: its name, how many tokens are left after it, and their share of the probability mass.
+
+    A stage that rewrites has no mass, and `changed`: how many logits it changed.
+    """
 
     name: str
     tokens: int
-    mass: float
+    mass: float | None = None
+    changed: int | None = None
 
 
 @dataclass(frozen=True)
 class Explanation:
     """What happened to one row.
 
-    kept: ids that survived, ascending; token: the drawn id, -1 if none; status as in Sampled. seed:
-    None for a greedy row that was given none.
+    kept: ids that survived, ascending; token: the drawn id, -1 if none; status as in Sampled, with a message where it
+    is not 0. seed: None for a greedy row that was given none. stages: first those that rewrite, then "logits", the row
+    that the filters see, and the filters.
     mass of a stage: the probability of the tokens left, at the row's temperature, in [0, 1]. `print` shows a table.
     """
 
@@ -43,35 +50,85 @@ class Explanation:
     seed: int | None
     position: int
     child: int
+    message: str | None = None
 
     def __str__(self) -> str:
-        lines = [f"{'stage':<12} {'tokens':>8} {'mass':>9}"] if self.stages else []
-        lines += [f"{stage.name:<12} {stage.tokens:>8} {stage.mass:>9.6f}" for stage in self.stages]
-        end = {BAD: "error: NaN or +inf in the row", EMPTY: "error: every token is -inf"}
-        what = end.get(self.status, f"token {self.token}")
+        lines = _table(self.stages) if self.stages else []
+        what = f"token {self.token}" if self.status == OK else f"error: {self.message}"
         seed = "no seed" if self.seed is None else f"seed {self.seed}"
         return "\n".join([*lines, f"-> {what}   {seed}, position {self.position}, child {self.child}"])
 
 
+def _table(stages: tuple[Stage, ...]) -> list[str]:
+    """The stages as lines; the column of changes only where something rewrites."""
+    width = max(12, *(len(stage.name) for stage in stages))
+    rewrites = any(stage.changed is not None for stage in stages)
+    lines = []
+    for name, changed, tokens, mass in [("stage", "changed", "tokens", "mass"), *map(_cells, stages)]:
+        middle = f" {changed:>8}" if rewrites else ""
+        lines.append(f"{name:<{width}}{middle} {tokens:>8} {mass:>9}".rstrip())
+    return lines
+
+
+def _cells(stage: Stage) -> tuple[str, str, str, str]:
+    changed = "" if stage.changed is None else str(stage.changed)
+    mass = "" if stage.mass is None else f"{stage.mass:.6f}"
+    return stage.name, changed, str(stage.tokens), mass
+
+
 def explain(
-    logits_row: Any, params: SamplingParams, *, seed: int | None = None, position: int, child: int = 0
+    logits_row: Any,
+    params: SamplingParams,
+    *,
+    seed: int | None = None,
+    position: int | None = None,
+    child: int = 0,
+    prompt: Any = None,
+    output: Any = None,
+    mask: Any = None,
+    end_token_ids: Any = None,
+    padded_from: int | None = None,
 ) -> Explanation:
     """Follow one row [V] through every stage; the token is the one `klero.sample` draws.
 
-    seed: None takes params.seed; one of them must be given, unless the row is greedy.
+    seed: None takes params.seed; one of them must be given, unless the row is greedy. prompt, output: token ids; mask:
+    int32 [ceil(V / 32)]; position (None: from prompt and output), end_token_ids, padded_from: as in `klero.sample`.
     """
     if not isinstance(params, SamplingParams):
         raise ParameterError([Fault("params", params, "must be SamplingParams")])
-    row = read_logits(logits_row if isinstance(logits_row, np.ndarray) and logits_row.ndim == 2 else _row(logits_row))
-    raw = as_float32(row.rows)
+    read = read_logits(logits_row if isinstance(logits_row, np.ndarray) and logits_row.ndim == 2 else _row(logits_row))
+    raw = as_float32(read.rows)
     if raw.shape[0] != 1:
         raise ParameterError([Fault("logits_row", raw.shape, "must be one row [V]")])
+    prompts, outputs, masks = (None if given is None else [given] for given in (prompt, output, mask))
+    contexts = contexts_of(
+        [params], raw.shape[1], prompts=prompts, outputs=outputs, end_token_ids=end_token_ids,
+        masks=None if masks is None else np.asarray(mask)[None],
+    )  # fmt: skip
+    at = contexts.get(0, Context(params))
     bits = _one_seed(params, seed)
-    positions, children = counters("position", position, 1), counters("child", child, 1)
-    drawn = sample_row(raw[0], params.row, bits or 0, int(positions[0]), int(children[0]))
-    return Explanation(
-        drawn.token, np.sort(drawn.kept), _stages(raw[0], params, drawn), drawn.status, bits, position, child
-    )
+    where = counters("position", positions_of(prompts, outputs) if position is None else position, 1)
+    children = counters("child", child, 1)
+    raw_row = raw[0, : width_without_padding(padded_from, raw.shape[1])]
+    return _explained(raw_row, at, bits, int(where[0]), int(children[0]))
+
+
+def _explained(
+    raw: npt.NDArray[np.float32], at: Context, seed: int | None, position: int, child: int
+) -> Explanation:
+    params, nothing = at.params, np.empty(0, np.int64)
+    if np.isnan(raw).any() or np.isposinf(raw).any():
+        return Explanation(NO_TOKEN, nothing, (), BAD, seed, position, child, message(BAD, position))
+    row = rewrite_row(raw, at)
+    rewrites = tuple(Stage(name, left, changed=changed) for name, changed, left in row.stages)
+    if row.error is not None:
+        return Explanation(NO_TOKEN, nothing, rewrites, FAILED, seed, position, child, row.error)
+    decay = params.decay
+    asked = params.row if decay is None else params.row_at(top_p_after(decay, at.output_ids.tolist()))
+    drawn = sample_row(row.logits, asked, seed or 0, position, child, filters=params.filters)
+    what = message(EMPTY, position, row.rules) if drawn.status == EMPTY else drawn.message
+    stages = rewrites + _stages(row, asked.reciprocal, drawn)
+    return Explanation(drawn.token, np.sort(drawn.kept), stages, drawn.status, seed, position, child, what)
 
 
 def _row(logits_row: Any) -> Any:
@@ -89,14 +146,12 @@ def _one_seed(params: SamplingParams, seed: int | None) -> int | None:
     return None if given is None else seed_bits(given)
 
 
-def _stages(raw: npt.NDArray[np.float32], params: SamplingParams, drawn: Any) -> tuple[Stage, ...]:
+def _stages(row: Rewritten, reciprocal: float, drawn: DrawnRow) -> tuple[Stage, ...]:
     """The stages with their masses; a row that cannot be drawn has none."""
     if drawn.status:
         return ()
-    logits = canonical(raw)
-    order = total_order(logits)
-    s = scaled(logits[order], logits[order[0]], np.float32(params.row.reciprocal))
-    sums = np.cumsum(masses(weights(s)))
-    total = int(sums[-1])
-    named = (("logits", len(order)), *drawn.stages)
-    return tuple(Stage(name, left, int(sums[left - 1]) / total) for name, left in named)
+    logits = row.logits[row.logits > -np.inf]
+    q = masses(weights(scaled(logits, logits.max(), np.float32(reciprocal))))
+    left_of_stage = drawn.masses or (int(q.max()),) * len(drawn.stages)  # greedy keeps the likeliest token
+    named = ((*stage, left) for stage, left in zip(drawn.stages, left_of_stage, strict=True))
+    return Stage("logits", len(logits), 1.0), *(Stage(name, left, mass / int(q.sum())) for name, left, mass in named)

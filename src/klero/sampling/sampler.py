@@ -14,17 +14,18 @@ from klero.batch import Column, Columns, History, Slot, Slots, Step
 from klero.device import Backend, choose_backend
 from klero.errors import Fault, LogitsError, OptionError, ParameterError, RequestError, SlotError
 from klero.params import NEUTRAL, ROW_DTYPE, SamplingParams, check_seed, seed_bits
-from klero.rewrite import Bans, rewrite_rows
-from klero.sampling.inputs import Logits, as_float32, read_logits
-from klero.sampling.stateless import Sampled, counters, run
-from klero.sampling.status import BAD, NO_TOKEN, OK, message
+from klero.params.decay import next_top_p, top_p_after
+from klero.params.width import check_width
+from klero.rewrite import Context, Rules
+from klero.sampling.contexts import ids_of, read_masks
+from klero.sampling.inputs import Logits, read_logits
+from klero.sampling.stateless import counters, width_without_padding
+from klero.sampling.status import OK
+from klero.sampling.work import Patched, Sampled, Work, is_hosted, merge_masks
 
 
 class FinishRules(Protocol):
     """What decides when a sequence is finished; `klero.finish.Finish` is one. Ends are opaque to the sampler."""
-
-    def banned_ids(self) -> Sequence[int]:
-        """Ids that may not be drawn next (min_tokens)."""
 
     def push(self, token_id: int, /) -> Any:
         """Take one token; the end it brings, or None."""
@@ -35,7 +36,9 @@ class Seat:
     """A sequence that is to take a slot.
 
     owner: a name for messages. seed: as in SamplingParams, but given. child: index of the choice. finish: decides the
-    end and bans ids until min_tokens; None: the caller ends the sequence by releasing the slot.
+    end; None: the caller ends the sequence by releasing the slot. output_ids: what was generated before, elsewhere or
+    earlier. end_token_ids: the model's end ids, which min_tokens needs. bad_word_ids: `params.bad_words` as id
+    sequences, from whoever has the tokenizer.
     """
 
     owner: str
@@ -44,6 +47,9 @@ class Seat:
     seed: int
     child: int = 0
     finish: FinishRules | None = None
+    output_ids: npt.ArrayLike = ()
+    end_token_ids: Sequence[int] | None = None
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
 
 
 class TokenUpdate(NamedTuple):
@@ -60,13 +66,12 @@ class SampleState:
     """One sampling, between `sample_async` and `update_requests`.
 
     device: `Sampled`, arrays where the logits live. host: the same as NumPy; on the CPU the same memory, elsewhere a
-    copy that was started and not awaited. bans: what was banned, by row, where anything was.
+    copy that was started and not awaited.
     """
 
     step: Step
     device: Sampled
     host: Sampled
-    bans: dict[int, Bans]
     taken: list[bool] = field(default_factory=list)  # filled by update_requests, which takes a state once
 
 
@@ -74,25 +79,45 @@ COLUMNS = {
     "row": Column(ROW_DTYPE, np.array(NEUTRAL, ROW_DTYPE)),
     "seed": Column(np.uint64, 0),
     "child": Column(np.uint32, 0),
+    "hosted": Column(np.bool_, False),
+    "decays": Column(np.bool_, False),
+    "top_p": Column(np.uint64, 0),  # P of the next token, where it decays
 }
+
+
+class Held(NamedTuple):
+    """What the sampler keeps of a sequence beside its columns."""
+
+    slot: Slot
+    seat: Seat
 
 
 class Sampler:
     """Sampling over slots: `setup_step`, `sample_async`, `update_requests`, once a step, in this order.
 
     num_slots: sequences at a time. vocab_size: width of the logits. max_len: longest history, prompt and output.
+    padded_from: columns from here on are padding, never read and never drawn; None: there is none.
     """
 
-    def __init__(self, *, num_slots: int, vocab_size: int, max_len: int, backend: Backend = "auto") -> None:
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        vocab_size: int,
+        max_len: int,
+        padded_from: int | None = None,
+        backend: Backend = "auto",
+    ) -> None:
         for name, value in (("vocab_size", vocab_size), ("max_len", max_len)):
             if value < 1:
                 raise OptionError(f"{name}={value}: must be >= 1")
-        self.vocab_size = vocab_size
+        self.vocab_size, self.padded_from = vocab_size, width_without_padding(padded_from, vocab_size)
         self.backend = choose_backend(backend)
         self.slots = Slots(num_slots)
         self.columns = Columns(num_slots, COLUMNS)
         self.history = History(num_slots, max_len)
-        self._held: dict[int, tuple[Slot, FinishRules | None]] = {}
+        self.rules = None if self.backend == "reference" else Rules(num_slots, self.padded_from, self.history)
+        self._held: dict[int, Held] = {}
 
     def setup_step(self, scheduled: Iterable[Seat]) -> list[Slot]:
         """Seat new sequences: parameters, seed, history, finish rules. After scheduling, before the forward.
@@ -109,26 +134,28 @@ class Sampler:
         indices = np.array([self.slots.check(slot) for slot in slots], np.int32)
         return Step.one_row_each(slots, self.history.lengths[indices], self.columns["child"][indices])
 
-    def sample_async(self, step: Step, logits: Any) -> SampleState:
+    def sample_async(self, step: Step, logits: Any, masks: Any = None) -> SampleState:
         """Sample every row and append its token to its history. After the forward; nothing here waits for the host.
 
-        logits: [R, V] as for `klero.sample`, row r for step.slot_of_row[r]. On the CPU the work is done on return.
-        SlotError for a step that is not of now (a slot released since, or sampled since); LogitsError; nothing changed.
+        logits: [R, V] as for `klero.sample`, row r for step.slot_of_row[r]; masks: as there. On the CPU the work is
+        done on return. SlotError for a step that is not of now (a slot released since, or sampled since); LogitsError,
+        ParameterError; nothing changed.
         """
         self._check(step)
-        read = self._read(step, logits)
-        bans = self._bans(step)
-        plain = np.array([r for r in range(step.num_rows) if r not in bans], np.int64)
-        seeds, params = self.columns["seed"][step.slot_of_row], self.columns["row"][step.slot_of_row]
-        out = run(read.rows, params, seeds, step.position_of_row, step.child_of_row, self.backend, chosen=plain)
-        if bans:
-            self._sample_rewritten(step, read, bans, out)
-        token_ids, status, num_kept = out
-        drawn = status == OK
-        self.history.append(step.slot_of_row[drawn], token_ids[drawn])
-        host = Sampled(token_ids, status, num_kept, seeds)
-        device = Sampled(*(read.home(array) for array in (token_ids, status, num_kept, seeds)))
-        return SampleState(step, device, host, bans)
+        read, masks = self._read(step, logits), read_masks(masks, step.num_rows, self.vocab_size)
+        slots = step.slot_of_row
+        seeds, params = self.columns["seed"][slots], self.columns["row"][slots]
+        at = step.position_of_row, step.child_of_row
+        work = Work(read.rows, self.padded_from, params, seeds, *at, self.backend)
+        patched, hosted = self._roads(slots, masks)
+        work.run_plain(np.flatnonzero(~(patched | hosted)))
+        if patched.any():
+            self._run_patched(work, slots, np.flatnonzero(patched), masks)
+        if hosted.any():
+            work.run_hosted({r: self._context(slots[r], masks, r) for r in np.flatnonzero(hosted).tolist()})
+        drawn = work.status == OK
+        self._append(slots[drawn], work.token_ids[drawn])
+        return SampleState(step, device=work.sampled(read.home), host=work.sampled())
 
     def update_requests(self, state: SampleState) -> list[TokenUpdate]:
         """Bring the tokens to their sequences and decide which are finished; one update for each.
@@ -141,9 +168,9 @@ class Sampler:
         starts = state.step.row_starts.tolist()
         updates = []
         for slot, begin, end in zip(state.step.slots, starts[:-1], starts[1:], strict=True):
-            held, finish = self._held.get(slot.index, (None, None))
-            if held == slot:
-                updates.append(self._bring(state, slot, finish, range(begin, end)))
+            held = self._held.get(slot.index)
+            if held is not None and held.slot == slot:
+                updates.append(self._bring(state, slot, held.seat.finish, range(begin, end)))
         return updates
 
     def tokens(self, slot: Slot) -> npt.NDArray[np.int32]:
@@ -153,40 +180,107 @@ class Sampler:
     def release(self, slot: Slot) -> None:
         """Free a slot and put the neutral values back. Raises SlotError for anyone but the owner."""
         self.slots.release(slot)
-        self.columns.reset(slot.index)
-        self.history.reset(slot.index)
-        del self._held[slot.index]
+        self._reset(slot.index)
 
     def keep(self, alive: Iterable[Slot]) -> list[int]:
         """Release every slot but these, whatever an exception cut short before; return the free ones."""
         free = self.slots.keep(alive)
         for index in free:
-            self.columns.reset(index)
-            self.history.reset(index)
-            self._held.pop(index, None)
+            self._reset(index)
         return free
 
+    def _reset(self, index: int) -> None:
+        """Empty a slot."""
+        if self.rules is not None:
+            self.rules.reset(index)
+        self.columns.reset(index)
+        self.history.reset(index)
+        self._held.pop(index, None)
+
     def _checked(self, seat: Seat) -> Seat:
-        """The seat with its seed as bits and its prompt as an array, if it can be seated."""
-        prompt = np.asarray(seat.prompt_ids)
-        if prompt.ndim != 1 or prompt.size == 0 or prompt.dtype.kind not in "iu":
+        """The seat with its seed as bits and its tokens as arrays, if it can be seated."""
+        params, prompt = seat.params, _ids("prompt_ids", seat, self.vocab_size)
+        output = _ids("output_ids", seat, self.vocab_size)
+        if not prompt.size:
             raise RequestError(f"{seat.owner}: prompt_ids must be a non-empty list of token ids")
-        if prompt.min() < 0 or prompt.max() >= self.vocab_size:
-            raise RequestError(f"{seat.owner}: prompt_ids must be in [0, {self.vocab_size - 1}], the logits width")
-        if prompt.size > self.history.max_len:
-            raise RequestError(f"{seat.owner}: {prompt.size} prompt tokens: the history holds {self.history.max_len}")
+        if prompt.size + output.size > self.history.max_len:
+            raise RequestError(
+                f"{seat.owner}: {prompt.size + output.size} tokens: the history holds {self.history.max_len}"
+            )
+        check_width(params, self.vocab_size)
         (child,) = counters("child", seat.child, 1)
         seed = check_seed("seed", seat.seed)
+        faults = []
         if seed is None:
-            raise ParameterError([Fault("seed", None, "must be given: the engine draws one at admission")])
-        return dataclasses.replace(seat, prompt_ids=prompt, seed=seed_bits(seed), child=int(child))
+            faults.append(Fault("seed", None, "must be given: the engine draws one at admission"))
+        if params.min_tokens and seat.end_token_ids is None and not params.ignore_eos:
+            rule = "bans the model's end ids; give Seat.end_token_ids (empty for a model without)"
+            faults.append(Fault("min_tokens", params.min_tokens, rule))
+        if params.bad_words and not seat.bad_word_ids:
+            rule = "are text, and the sampler has no tokenizer; give Seat.bad_word_ids"
+            faults.append(Fault("bad_words", params.bad_words, rule))
+        if faults:
+            raise ParameterError(faults)
+        ends = tuple(ids_of("end_token_ids", seat.end_token_ids or (), self.vocab_size).tolist())
+        return dataclasses.replace(
+            seat, prompt_ids=prompt, output_ids=output, seed=seed_bits(seed or 0), child=int(child), end_token_ids=ends
+        )
 
     def _seat(self, seat: Seat) -> Slot:
-        slot = self.slots.take(seat.owner)
-        self.history.start(slot.index, seat.prompt_ids)
-        self.columns.write(slot.index, row=np.array(seat.params.row, ROW_DTYPE), seed=seat.seed, child=seat.child)
-        self._held[slot.index] = (slot, seat.finish)
+        slot, params, output = self.slots.take(seat.owner), seat.params, np.asarray(seat.output_ids)
+        self.history.start(slot.index, seat.prompt_ids, output)
+        self._held[slot.index] = Held(slot, seat)
+        top_p = 0 if params.decay is None else top_p_after(params.decay, output.tolist())
+        row = params.row if params.decay is None else params.row_at(top_p)
+        self.columns.write(
+            slot.index, row=np.array(row, ROW_DTYPE), seed=seat.seed, child=seat.child, hosted=is_hosted(params),
+            decays=params.decay is not None, top_p=top_p,
+        )  # fmt: skip
+        if self.rules is not None and (params.rewrites or params.min_tokens):
+            self.rules.start(slot.index, self._context(slot.index))
         return slot
+
+    def _context(self, index: int, masks: npt.NDArray[np.int32] | None = None, r: int = 0) -> Context:
+        """What the rewriting of a slot's next row depends on."""
+        seat, tokens = self._held[int(index)].seat, self.history.tokens(int(index))
+        num_prompt = self.history.prompt_lengths[index]
+        mask = None if masks is None else masks[r]
+        ends = tuple(seat.end_token_ids or ())
+        return Context(seat.params, tokens[:num_prompt], tokens[num_prompt:], ends, seat.bad_word_ids, mask)
+
+    def _roads(
+        self, slots: npt.NDArray[np.int32], masks: npt.NDArray[np.int32] | None
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Which rows a kernel rewrites, and which the reference does."""
+        if self.rules is None:
+            return np.zeros(len(slots), bool), np.ones(len(slots), bool)
+        hosted = self.columns["hosted"][slots]
+        patched = self.rules.patched(slots)
+        if masks is not None:
+            patched |= (masks != -1).any(axis=1)
+        return patched & ~hosted, hosted
+
+    def _run_patched(
+        self, work: Work, slots: npt.NDArray[np.int32], chosen: npt.NDArray[np.int64], masks: Any
+    ) -> None:
+        """Sample the rows whose rules the kernel applies."""
+        assert self.rules is not None
+        given = {} if masks is None else {r: masks[r] for r in chosen.tolist() if (masks[r] != -1).any()}
+        merged = merge_masks(*self.rules.masks(slots), given)
+        patched = Patched(self.rules.arrays(), slots, *merged)
+        work.run_patched(chosen, patched, lambda r: self._context(slots[r], masks, r))
+
+    def _append(self, slots: npt.NDArray[np.int32], token_ids: npt.NDArray[np.int32]) -> None:
+        """Let histories, counts, n-grams and decays take the tokens that were drawn."""
+        self.history.append(slots, token_ids)
+        if self.rules is not None:
+            self.rules.append(slots, token_ids)
+        for k in np.flatnonzero(self.columns["decays"][slots]).tolist():
+            index = int(slots[k])
+            params, top_p = self._held[index].seat.params, int(self.columns["top_p"][index])
+            assert params.decay is not None
+            self.columns["top_p"][index] = top_p = next_top_p(top_p, params.decay, int(token_ids[k]))
+            self.columns["row"][index] = params.row_at(top_p)
 
     def _check(self, step: Step) -> None:
         """Refuse a step whose slots have other owners by now, or that is not the next of each of them."""
@@ -213,40 +307,13 @@ class Sampler:
             )
         return read
 
-    def _bans(self, step: Step) -> dict[int, Bans]:
-        """The rows that need rewriting, with their bans."""
-        bans = {}
-        for r, index in enumerate(step.slot_of_row.tolist()):
-            _, finish = self._held[index]
-            ids = [i for i in finish.banned_ids() if 0 <= i < self.vocab_size] if finish else []
-            if ids:
-                bans[r] = Bans("min_tokens", ids)
-        return bans
-
-    def _sample_rewritten(
-        self, step: Step, read: Logits, bans: dict[int, Bans], out: Sequence[npt.NDArray[Any]]
-    ) -> None:
-        """Sample copies of the rows that are rewritten, and put the results beside the others'."""
-        chosen = np.array(list(bans), np.int64)
-        rows = as_float32(read.rows[chosen])  # a copy: indexing with an array makes one
-        bad = rewrite_rows(rows, list(bans.values()))
-        slots = step.slot_of_row[chosen]
-        seeds, params = self.columns["seed"][slots], self.columns["row"][slots]
-        positions, children = step.position_of_row[chosen], step.child_of_row[chosen]
-        results: Sequence[npt.NDArray[Any]] = run(rows, params, seeds, positions, children, self.backend)
-        for array, result, failed in zip(out, results, (NO_TOKEN, BAD, 0), strict=True):
-            result[bad] = failed
-            array[chosen] = result
-
     def _bring(self, state: SampleState, slot: Slot, finish: FinishRules | None, rows: range) -> TokenUpdate:
         """Push the tokens of one sequence; what goes wrong in it is its own error alone."""
         token_ids: list[int] = []
         for r in rows:
             status = int(state.host.status[r])
             if status != OK:
-                rules = [state.bans[r].rule] if r in state.bans else []
-                error = message(status, int(state.step.position_of_row[r]), rules)
-                return TokenUpdate(slot, tuple(token_ids), None, error)
+                return TokenUpdate(slot, tuple(token_ids), None, state.host.messages[r])
             token_ids.append(int(state.host.token_ids[r]))
             try:
                 finished = finish.push(token_ids[-1]) if finish else None
@@ -255,3 +322,11 @@ class Sampler:
             if finished is not None:
                 return TokenUpdate(slot, tuple(token_ids), finished)
         return TokenUpdate(slot, tuple(token_ids), None)
+
+
+def _ids(name: str, seat: Seat, width: int) -> npt.NDArray[np.int32]:
+    """prompt_ids or output_ids of a seat as int32."""
+    try:
+        return ids_of(name, getattr(seat, name), width)
+    except ParameterError as error:
+        raise RequestError(f"{seat.owner}: {error}") from None

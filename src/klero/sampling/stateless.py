@@ -4,100 +4,101 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from klero.device import Backend, choose_backend, first_use, num_threads, over_rows
+from klero.batch import History
+from klero.device import Backend, choose_backend
 from klero.errors import Fault, ParameterError
-from klero.params import RowParams, SamplingParams, check_seed, seed_bits, stack_rows
-from klero.sampling import fused
-from klero.sampling.fused import reference
-from klero.sampling.inputs import as_bits, as_float32, read_logits
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """What R rows came to; arrays live where the logits live (NumPy, or torch for torch logits).
-
-    token_ids: int32 [R], -1 where the status is not 0. status: uint8 [R], 0 ok, 1 NaN or +inf in the row, 2 every token
-    is -inf. num_kept: int32 [R], tokens that survived the filters (greedy: 1). seeds: uint64 [R], the seed of each row.
-    """
-
-    token_ids: Any
-    status: Any
-    num_kept: Any
-    seeds: Any
+from klero.params import SamplingParams, check_seed, seed_bits, stack_rows
+from klero.params.decay import top_p_after
+from klero.rewrite import Context, Rules
+from klero.sampling.contexts import contexts_of
+from klero.sampling.inputs import read_logits
+from klero.sampling.work import Patched, Sampled, Work, is_hosted, merge_masks
 
 
 def sample(
     logits: Any,
     params: SamplingParams | Sequence[SamplingParams],
     *,
-    positions: Any,
+    positions: Any = None,
     seeds: Any = None,
     children: Any = None,
+    prompts: Any = None,
+    outputs: Any = None,
+    masks: Any = None,
+    end_token_ids: Any = None,
+    padded_from: int | None = None,
     backend: Backend = "auto",
 ) -> Sampled:
-    """Draw one token from each row: a pure function of the row's bits, its parameters, seed, position and child.
+    """Draw one token from each row: a pure function of row, parameters, history, mask, seed, position and child.
 
     Args:
         logits: [R, V] float32, float16 or bfloat16; NumPy (bfloat16 also as uint16 bits), torch on the CPU, or anything
             with DLPack. Read, never modified. R may be 0; V is at most 2^22.
-        params: one SamplingParams for all rows, or a sequence of R. Only the shaping fields and `seed` are read; n,
-        stop,
-            max_tokens, min_tokens and the text fields belong to a request, which this function does not know.
+        params: one SamplingParams for all rows, or a sequence of R. Everything that decides a token is read; n, stop,
+            max_tokens and the text fields belong to a request, which this function does not know. bad_words needs a
+            tokenizer and is an error here.
         positions: int or int [R], >= 0: the absolute index of the token being produced (prompt length for the first).
+            None: the length of the row's prompt and output.
         seeds: None, int or int [R] (as SamplingParams.seed). A row's seed comes from here or from its params, not from
             both; without either it gets a fresh one from the operating system, reported in `Sampled.seeds`.
             Rows with the same seed, position and child share their lots: give each its own unless you mean that.
         children: None (0), int or int [R], >= 0: the index of the choice.
+        prompts, outputs: None, or R lists of token ids: what penalties, n-grams, bad sequences, min_tokens, decay and
+            processors read. A row that reads its history must be told it, by empty lists if there is none.
+        masks: None, or int32 [R, ceil(V / 32)], NumPy or torch: bit i & 31 of word i >> 5 is 1 where token i is
+            allowed. Columns beyond a narrower mask are banned.
+        end_token_ids: the model's end ids, for min_tokens.
+        padded_from: columns from here on are padding: never read, never drawn. None: there is none.
         backend: "auto", "cpu" (Numba) or "reference" (NumPy); the tokens are the same, bit for bit.
 
     Returns: Sampled. Raises: LogitsError for what is not logits, ParameterError for parameters.
     Formula: docs/draw.md.
     """
     read = read_logits(logits)
-    num_rows = read.rows.shape[0]
-    rows = stack_rows(rows_of(params, num_rows))
-    seed_of_row = resolve_seeds(params, seeds, num_rows)
-    position_of_row = counters("positions", positions, num_rows)
-    child_of_row = counters("children", 0 if children is None else children, num_rows)
-    token_ids, status, num_kept = run(
-        read.rows, rows, seed_of_row, position_of_row, child_of_row, choose_backend(backend)
+    num_rows, width = read.rows.shape
+    width = width_without_padding(padded_from, width)
+    listed = params_of_rows(params, num_rows)
+    contexts = contexts_of(
+        listed, read.rows.shape[1], prompts=prompts, outputs=outputs, masks=masks, end_token_ids=end_token_ids
     )
-    return Sampled(*(read.home(array) for array in (token_ids, status, num_kept, seed_of_row)))
+    rows = stack_rows([one.row for one in listed])
+    for r, at in contexts.items():
+        if at.params.decay is not None:
+            rows[r] = at.params.row_at(top_p_after(at.params.decay, at.output_ids))
+    if positions is None:
+        positions = positions_of(prompts, outputs)
+    work = Work(
+        read.rows, width, rows, resolve_seeds(params, seeds, num_rows), counters("positions", positions, num_rows),
+        counters("children", 0 if children is None else children, num_rows), choose_backend(backend),
+    )  # fmt: skip
+    work.run_plain(np.array([r for r in range(num_rows) if r not in contexts], np.int64))
+    run_rewritten(work, contexts)
+    return work.sampled(read.home)
 
 
-def run(
-    rows: npt.NDArray[Any],
-    params: npt.NDArray[Any],
-    seeds: npt.NDArray[np.uint64],
-    positions: npt.NDArray[np.uint32],
-    children: npt.NDArray[np.uint32],
-    backend: Backend,
-    chosen: npt.NDArray[np.int64] | None = None,
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-    """Run the fused pass on a backend: (token_ids, status, num_kept), each [R].
-
-    rows: from `read_logits`; params: ROW_DTYPE [R]; chosen: the rows to sample, None for all; the others stay unset.
-    """
-    num_rows = rows.shape[0]
-    out = (np.empty(num_rows, np.int32), np.empty(num_rows, np.uint8), np.empty(num_rows, np.int32))
-    which = np.arange(num_rows) if chosen is None else chosen
-    if backend == "reference":
-        reference.sample_rows(as_float32(rows), which, params, seeds, positions, children, *out)
-        return out
-    kernel, bits = fused.cpu_kernel(), as_bits(rows)
-
-    def work(begin: int, end: int) -> None:
-        kernel(bits, which[begin:end], params, seeds, positions, children, *out)
-
-    with first_use(bits.dtype.name):
-        over_rows(work, len(which), num_threads())
-    return out
+def run_rewritten(work: Work, contexts: dict[int, Context]) -> None:
+    """Sample the rows that are rewritten, by row: with the kernel where it has all they ask for."""
+    hosted = {r: at for r, at in contexts.items() if work.backend == "reference" or is_hosted(at.params)}
+    work.run_hosted(hosted)
+    patched = [r for r in contexts if r not in hosted]
+    if not patched:
+        return
+    longest = max(len(contexts[r].history) for r in patched)
+    history = History(len(patched), longest + 1)
+    rules, slots = Rules(len(patched), work.width, history), np.zeros(len(work.rows), np.int32)
+    for slot, r in enumerate(patched):
+        slots[r] = slot
+        history.start(slot, contexts[r].prompt_ids, contexts[r].output_ids)
+        rules.start(slot, contexts[r])
+    lists = rules.masks(slots)
+    given = {r: at.mask for r in patched if (at := contexts[r]).mask is not None}
+    masks, mask_of_row = merge_masks(*lists, given)
+    work.run_patched(np.array(patched), Patched(rules.arrays(), slots, masks, mask_of_row), contexts.__getitem__)
 
 
 def warm_up(dtype: npt.DTypeLike = np.float32) -> None:
@@ -105,15 +106,32 @@ def warm_up(dtype: npt.DTypeLike = np.float32) -> None:
     sample(np.zeros((1, 8), dtype), SamplingParams(temperature=1.0, seed=0), positions=0)
 
 
-def rows_of(params: SamplingParams | Sequence[SamplingParams], num_rows: int) -> list[RowParams]:
-    """The row parameters of R rows from one SamplingParams or R of them."""
+def params_of_rows(params: SamplingParams | Sequence[SamplingParams], num_rows: int) -> list[SamplingParams]:
+    """The parameters of R rows from one SamplingParams or R of them."""
     if isinstance(params, SamplingParams):
-        return [params.row] * num_rows
+        return [params] * num_rows
     listed = isinstance(params, Sequence) and all(isinstance(p, SamplingParams) for p in params)
     if not listed or len(params) != num_rows:
         fault = Fault("params", params, f"must be one SamplingParams, or as many as there are rows ({num_rows})")
         raise ParameterError([fault])
-    return [p.row for p in params]
+    return list(params)
+
+
+def positions_of(prompts: Any, outputs: Any) -> Any:
+    """Where the next token of each row stands, from its history."""
+    if prompts is None or outputs is None:
+        rule = "must be given, or prompts= and outputs=, from which they follow"
+        raise ParameterError([Fault("positions", None, rule)])
+    return [len(prompt) + len(output) for prompt, output in zip(prompts, outputs, strict=True)]
+
+
+def width_without_padding(padded_from: int | None, width: int) -> int:
+    """The columns that are tokens; the others are padding."""
+    if padded_from is None:
+        return width
+    if isinstance(padded_from, bool) or not isinstance(padded_from, int) or not 1 <= padded_from <= width:
+        raise ParameterError([Fault("padded_from", padded_from, f"must be an integer in [1, {width}], or None")])
+    return padded_from
 
 
 def resolve_seeds(

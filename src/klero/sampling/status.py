@@ -7,6 +7,7 @@ from collections.abc import Sequence
 OK = 0
 BAD = 1  # NaN or +inf in the model's row
 EMPTY = 2  # every token is -inf
+FAILED = 3  # a processor or a filter of the caller's own raised, or returned what it may not
 
 NO_TOKEN = -1
 

@@ -16,8 +16,9 @@ from klero.lots.mass.cpu import F32, I32, I64, KEY_NEG_INF, flush, key_of_bits
 from klero.lots.noise.cpu import lot_of_word
 from klero.lots.philox.cpu import U32, U64, philox4x32, word_of_id
 from klero.lots.pinned.cpu import ZERO, exp32
+from klero.rewrite.view.cpu import BLOCK, bits_at, width_of
 from klero.sampling.filters.cpu import logit_of_key
-from klero.sampling.maxima.cpu import BLOCK, bits_of, lowest_id
+from klero.sampling.maxima.cpu import lowest_id
 
 LARGEST_LOT = F32(22.873857)
 LN_2_UP = F32(0.693148)
@@ -77,20 +78,20 @@ def draw_chunk(
     seed: np.uint64, position: np.uint32, child: np.uint32, words: Any, best: np.float32, best_id: int,
 ) -> tuple[np.float32, int]:  # fmt: skip
     """Let row[begin : begin + CHUNK] draw where l > -inf; return the better of its best and (best, best_id)."""
-    chunk = row[begin : begin + CHUNK]
+    size = min(CHUNK, width_of(row) - begin)
     first = first_id + begin
     limit = word_limit(best, smax)
-    if fill_words(first, chunk.size, position, child, seed, words) > limit:
+    if fill_words(first, size, position, child, seed, words) > limit:
         return best, best_id
-    count = ((first + chunk.size - 1) >> 2) - (first >> 2) + 1
+    count = ((first + size - 1) >> 2) - (first >> 2) + 1
     for k in range(4 * count):
         word = words[k]
         if word > limit:
             continue
         i = 4 * (k % count) + k // count - (first & 3)
-        if i < 0 or i >= chunk.size:
+        if i < 0 or i >= size:
             continue
-        bits = flush(bits_of(chunk[i]))
+        bits = flush(bits_at(row, begin + i))
         s = (I32(bits).view(np.float32) - maximum) * reciprocal
         if key_of_bits(bits) == KEY_NEG_INF or s + lot_bound(word) < best:
             continue
@@ -114,7 +115,7 @@ def draw_row(
     if likeliest >= 0:
         best_id = first_id + likeliest
         best = lot_of_word(word_of_id(best_id, position, child, PURPOSE_DRAW, U32(seed), U32(seed >> U64(32))))
-    for begin in range(0, row.size, CHUNK):
+    for begin in range(0, width_of(row), CHUNK):
         largest = KEY_NEG_INF
         for b in range(begin // BLOCK, min((begin + CHUNK) // BLOCK, maxima.size)):
             largest = max(largest, maxima[b])

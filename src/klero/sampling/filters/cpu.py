@@ -13,7 +13,8 @@ import numpy as np
 from klero.device import inline, kernel
 from klero.lots.mass.cpu import F32, I32, I64, KEY_NEG_INF, TWO_20, U64, flush, key_of_bits, mass_of_weight
 from klero.lots.pinned.cpu import exp32
-from klero.sampling.maxima.cpu import BLOCK, bits_of, flush_key, largest_key
+from klero.rewrite.view.cpu import BLOCK, bits_of, block_of, flush_key, width_of
+from klero.sampling.maxima.cpu import largest_key
 
 LOW_32 = U64(2**32 - 1)
 ONE = U64(1)
@@ -95,7 +96,7 @@ def gather(row: Any, maxima: Any, threshold: np.int32, keys: Any, ids: Any) -> i
     for b in range(maxima.size):
         if maxima[b] < threshold:
             continue
-        block = row[b * BLOCK : (b + 1) * BLOCK]
+        block = block_of(row, b)
         made = keys[n : n + block.size]
         for i in range(block.size):
             made[i] = flush_key(key_of_bits(bits_of(block[i])))
@@ -125,9 +126,15 @@ def keep_above(keys: Any, ids: Any, n: int, threshold: np.int32, ties: int) -> i
 @kernel
 def maxima_of_blocks(row: Any, maxima: Any, size: int, keys: Any) -> int:
     """Write the largest key of every block of `size` tokens (a divisor of BLOCK); return how many blocks there are."""
-    count = (row.size + size - 1) // size
-    for b in range(count):
-        keys[b] = maxima[b] if size == BLOCK else largest_key(row[b * size : (b + 1) * size])
+    if size == BLOCK:
+        keys[: maxima.size] = maxima
+        return int(maxima.size)
+    count = 0
+    for b in range(maxima.size):
+        block = block_of(row, b)
+        for begin in range(0, block.size, size):
+            keys[count] = largest_key(block[begin : begin + size])
+            count += 1
     return count
 
 
@@ -138,10 +145,10 @@ def top_k_bound(row: Any, maxima: Any, k: int, keys: Any, weights: Any) -> np.in
     Where the row has fewer blocks, finer ones are read; with 2 k of them about 1.4 k tokens reach the bound. Any
     answer is right; below 8 tokens a block the bound is not worth its pass.
     """
-    size = BLOCK
-    while size > 8 and row.size < 2 * k * size:
+    size, width = BLOCK, width_of(row)
+    while size > 8 and width < 2 * k * size:
         size >>= 1
-    if row.size < 2 * k * size:
+    if width < 2 * k * size:
         return KEY_NEG_INF
     count = maxima_of_blocks(row, maxima, size, keys)
     weights[:count] = ONE
@@ -201,7 +208,7 @@ def block_masses(row: Any, maxima: Any, maximum: np.float32, reciprocal: np.floa
         out[b] = U64(0)
         if mass_of_key(maxima[b], maximum, reciprocal) == 0:
             continue
-        block = row[b * BLOCK : (b + 1) * BLOCK]
+        block = block_of(row, b)
         high, low = I32(0), I32(0)
         for i in range(block.size):
             logit = I32(flush(bits_of(block[i]))).view(np.float32)
@@ -251,3 +258,26 @@ def tail_bound(
         else:
             high = I64(middle)
     return I32(max(low, I64(KEY_NEG_INF) + 1))
+
+
+@kernel
+def drop_top_choices(
+    keys: Any, ids: Any, n: int, top: np.int32, reciprocal: np.float32, threshold: np.uint64, weights: Any
+) -> tuple[int, np.int32]:
+    """Remove, of the listed tokens that reach the threshold, all but the last; return (how many are left, top key).
+
+    In the total order the last of them has the least key, and of equal keys the highest id. One alone stays.
+    """
+    need = needed_mass(fill_masses(keys, n, logit_of_key(top), reciprocal, weights), threshold)
+    last, least = -1, top
+    for i in range(n):
+        if weights[i] >= need and keys[i] <= least:
+            last, least = i, keys[i]
+    if last < 0:
+        return n, top
+    left = 0
+    for i in range(n):
+        key, keep = keys[i], weights[i] < need or i == last
+        keys[left], ids[left] = key, ids[i]
+        left += keep
+    return left, least

@@ -17,3 +17,10 @@ def cpu_kernel() -> Callable[..., Any]:
     from klero.sampling.fused.cpu import sample_rows
 
     return sample_rows
+
+
+def rewriting_kernel() -> Callable[..., Any]:
+    """The Numba kernel for rows that rules rewrite."""
+    from klero.sampling.fused.rewritten import sample_rewritten_rows
+
+    return sample_rewritten_rows

@@ -7,10 +7,15 @@ from typing import Any
 import numpy as np
 
 from klero.device import kernel
-from klero.lots.mass.cpu import I32, KEY_NEG_INF, U64
+from klero.lots.mass.cpu import KEY_NEG_INF, U64
+from klero.lots.noise.cpu import U32, unit
+from klero.lots.noise.reference import COIN
+from klero.lots.philox.cpu import word_of_id
+from klero.rewrite.view.cpu import BLOCK, flush_key, width_of
 from klero.sampling.draw.cpu import CHUNK, draw_kept, draw_row
 from klero.sampling.filters.cpu import (
     block_masses,
+    drop_top_choices,
     fill_masses,
     gather,
     keep_nucleus,
@@ -22,21 +27,39 @@ from klero.sampling.filters.cpu import (
     tail_bound,
     top_k_bound,
 )
-from klero.sampling.maxima.cpu import BLOCK, block_maxima, flush_key, is_bad, lowest_id, num_alive
+from klero.sampling.filters.thresholds.cpu import ALL_ALIVE, least_kept
+from klero.sampling.maxima.cpu import block_maxima, is_bad, lowest_id, num_alive
 from klero.sampling.status import BAD, EMPTY, NO_TOKEN, OK
 
 TOP_P_OFF = U64(2**32)
 ZERO = np.float32(0)
+WHOLE_ROW = -1
+FEW_BLOCKS = 64
+PURPOSE_COIN = U32(COIN)
 
 
 @kernel
-def keep_listed(row: Any, maxima: Any, top: np.int32, p: Any, keys: Any, ids: Any, spare: Any, weights: Any) -> int:
-    """min-p and top-k, then top-p among what they left: gather the candidates and cut the list. Returns its length."""
+def are_many(maxima: Any, least: np.int32) -> bool:
+    """Whether so many blocks reach a key that a tighter one is worth looking for."""
+    count = 0
+    for b in range(maxima.size):
+        count += maxima[b] >= least
+    return count > FEW_BLOCKS
+
+
+@kernel
+def keep_listed(
+    row: Any, maxima: Any, top: np.int32, least: np.int32, p: Any, keys: Any, ids: Any, spare: Any, weights: Any
+) -> int:
+    """Of the tokens from the key `least` on, min-p and top-k, then top-p among what they left. Returns how many.
+
+    Gathers the candidates and cuts the list.
+    """
     maximum = logit_of_key(top)
-    threshold = I32(KEY_NEG_INF + 1)
+    threshold = least
     if p.min_p > ZERO:
-        threshold = min_p_key(top, maximum, p.reciprocal, p.min_p)
-    if p.top_k < row.size:
+        threshold = max(threshold, min_p_key(top, maximum, p.reciprocal, p.min_p))
+    if p.top_k < width_of(row) and (least == ALL_ALIVE or are_many(maxima, least)):
         threshold = max(threshold, top_k_bound(row, maxima, p.top_k, spare, weights))
     n = gather(row, maxima, threshold, keys, ids)
     if n > p.top_k:
@@ -63,12 +86,37 @@ def keep_top_p(row: Any, maxima: Any, top: np.int32, p: Any, keys: Any, ids: Any
 
 
 @kernel
+def keep_prefix(
+    row: Any, maxima: Any, top: np.int32, widest: np.uint32, p: Any, keys: Any, ids: Any, spare: Any, weights: Any
+) -> int:
+    """List what the filters before XTC leave; return how many. WHOLE_ROW, and no list, where none removes a token."""
+    least = ALL_ALIVE
+    if p.top_n_sigma > ZERO or p.epsilon > U64(0) or p.eta > ZERO or p.top_a > U64(0):
+        least = least_kept(row, maxima, top, widest, p)
+    if least > top:
+        keys[0], ids[0] = top, lowest_id(row, maxima, top)
+        return 1
+    if least > ALL_ALIVE or p.min_p > ZERO or p.top_k < width_of(row):
+        return int(keep_listed(row, maxima, top, least, p, keys, ids, spare, weights))
+    if p.top_p < TOP_P_OFF:
+        return int(keep_top_p(row, maxima, top, p, keys, ids, spare, weights))
+    return WHOLE_ROW
+
+
+@kernel
+def coin_falls(probability: np.float32, seed: np.uint64, position: np.uint32, child: np.uint32) -> bool:
+    """Whether the coin of this token is at most a probability; it never is at 0."""
+    if probability == ZERO:
+        return False
+    return bool(unit(word_of_id(0, position, child, PURPOSE_COIN, U32(seed), U32(seed >> U64(32)))) <= probability)
+
+
+@kernel
 def sample_row(
-    row: Any, p: Any, seed: np.uint64, position: np.uint32, child: np.uint32,
+    row: Any, highest: np.int32, widest: np.uint32, p: Any, seed: np.uint64, position: np.uint32, child: np.uint32,
     maxima: Any, keys: Any, ids: Any, spare: Any, weights: Any, words: Any,
 ) -> tuple[int, int, int]:  # fmt: skip
-    """One row: (token, status, number kept)."""
-    highest, widest = block_maxima(row, maxima)
+    """One row whose block maxima were read, plain or a view: (token, status, number kept)."""
     if is_bad(highest, widest):
         return NO_TOKEN, BAD, 0
     if highest <= KEY_NEG_INF:
@@ -76,31 +124,37 @@ def sample_row(
     top = flush_key(highest)
     if p.greedy:
         return lowest_id(row, maxima, top), OK, 1
-    if p.min_p > ZERO or p.top_k < row.size:
-        n = keep_listed(row, maxima, top, p, keys, ids, spare, weights)
-    elif p.top_p < TOP_P_OFF:
-        n = keep_top_p(row, maxima, top, p, keys, ids, spare, weights)
-    else:
-        _, token = draw_row(
-            row, maxima, top, logit_of_key(top), p.reciprocal, 0, seed, position, child, words
-        )
+    n = keep_prefix(row, maxima, top, widest, p, keys, ids, spare, weights)
+    if coin_falls(p.xtc_probability, seed, position, child):
+        if n == WHOLE_ROW:
+            n = gather(row, maxima, ALL_ALIVE, keys, ids)
+        n, top = drop_top_choices(keys, ids, n, top, p.reciprocal, p.xtc_threshold, weights)
+    if n == WHOLE_ROW:
+        _, token = draw_row(row, maxima, top, logit_of_key(top), p.reciprocal, 0, seed, position, child, words)
         return token, OK, num_alive(row, widest)
     _, token = draw_kept(keys, ids, n, logit_of_key(top), p.reciprocal, 0, seed, position, child, words)
     return token, OK, n
 
 
 @kernel
+def room_for(width: int) -> tuple[Any, Any, Any, Any, Any, Any]:
+    """Scratch for rows of a width: maxima, keys, ids, spare, weights, words."""
+    keys, ids, spare = np.empty(width + 1, np.int32), np.empty(width + 1, np.int32), np.empty(width + 1, np.int32)
+    maxima = np.empty((width + BLOCK - 1) // BLOCK, np.int32)
+    return maxima, keys, ids, spare, np.empty(width + 1, np.uint64), np.empty(CHUNK + 8, np.uint32)
+
+
+@kernel
 def sample_rows(
-    rows: Any, chosen: Any, params: Any, seeds: Any, positions: Any, children: Any,
+    rows: Any, width: int, chosen: Any, params: Any, seeds: Any, positions: Any, children: Any,
     token_ids: Any, status: Any, num_kept: Any,
 ) -> None:  # fmt: skip
-    """The chosen rows. rows: int32 (float32 bits) or uint16 (bfloat16 bits) [R, V]; all else is indexed by row."""
-    size = rows.shape[1]
-    maxima = np.empty((size + BLOCK - 1) // BLOCK, np.int32)
-    keys, ids, spare = np.empty(size + 1, np.int32), np.empty(size + 1, np.int32), np.empty(size + 1, np.int32)
-    weights = np.empty(size + 1, np.uint64)
-    words = np.empty(CHUNK + 8, np.uint32)
+    """The chosen rows. rows: int32 (float32 bits) or uint16 (bfloat16 bits) [R, >= width]; all else by row."""
+    maxima, keys, ids, spare, weights, words = room_for(width)
     for r in chosen:
+        row = rows[r][:width]
+        highest, widest = block_maxima(row, maxima)
         token_ids[r], status[r], num_kept[r] = sample_row(
-            rows[r], params[r], seeds[r], positions[r], children[r], maxima, keys, ids, spare, weights, words
-        )
+            row, highest, widest, params[r], seeds[r], positions[r], children[r],
+            maxima, keys, ids, spare, weights, words,
+        )  # fmt: skip

@@ -1,0 +1,60 @@
+"""The rules between fields: what each field may say alone, but not beside another.
+
+Each rule is asked only when none of the fields it reads is at fault itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from klero.errors import Fault
+
+Rule = Callable[[Any], Fault | None]
+
+
+def faults_together(params: Any, broken: set[str]) -> Iterator[Fault]:
+    """What is wrong between the normalised fields of a SamplingParams. broken: fields that are at fault alone."""
+    for fields, rule in TOGETHER.items():
+        if broken.isdisjoint(fields):
+            fault = rule(params)
+            if fault is not None:
+                yield fault
+
+
+def _min_tokens(params: Any) -> Fault | None:
+    least, most = params.min_tokens, params.max_tokens
+    if most is None or least <= most:
+        return None
+    return Fault("min_tokens", least, f"must not be above max_tokens={most}")
+
+
+def _of_decay(name: str) -> Rule:
+    def rule(params: Any) -> Fault | None:
+        value = getattr(params, name)
+        if value is None or params.top_p_decay is not None:
+            return None
+        return Fault(name, value, "means nothing without top_p_decay; give that too, or leave this out")
+
+    return rule
+
+
+def _allowed(params: Any) -> Fault | None:
+    """Nothing may be left to allow by bans that hold at every step. Longer bad sequences depend on the history."""
+    if params.allowed_token_ids is None:
+        return None
+    banned = {sequence[0] for sequence in params.bad_token_ids if len(sequence) == 1}
+    banned |= {token_id for token_id, bias in params.logit_bias if bias == -math.inf}
+    if not banned.issuperset(params.allowed_token_ids):
+        return None
+    rule = "allows nothing that bad_token_ids and logit_bias do not ban; allow another token, or ban fewer"
+    return Fault("allowed_token_ids", params.allowed_token_ids, rule)
+
+
+TOGETHER: dict[tuple[str, ...], Rule] = {
+    ("min_tokens", "max_tokens"): _min_tokens,
+    ("top_p_min", "top_p_decay"): _of_decay("top_p_min"),
+    ("top_p_reset_id", "top_p_decay"): _of_decay("top_p_reset_id"),
+    ("allowed_token_ids", "bad_token_ids", "logit_bias"): _allowed,
+}

@@ -1,0 +1,164 @@
+"""What rewrites the rows of each slot, as arrays that a kernel reads by slot. Written when a sequence is seated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from klero.batch import Column, Columns, History
+from klero.batch.counts import Counts
+from klero.batch.ngrams import Ngrams
+from klero.batch.ragged import Ragged
+from klero.rewrite.bans import bitmask
+from klero.rewrite.context import Context
+from klero.rewrite.penalties import PENALTIES, Penalties, penalties_of
+
+IDS = npt.NDArray[np.integer]
+Words = Sequence[tuple[int, ...]]
+ALWAYS, UNTIL_MIN_TOKENS = 0, 1
+
+COLUMNS = {
+    "patched": Column(np.bool_, False),  # has rules that a kernel applies, besides min_tokens
+    "penalties": Column(PENALTIES, np.array(Penalties(), PENALTIES)),
+    "counted": Column(np.bool_, False),
+    "min_tokens": Column(np.int32, 0),
+    "ngram_sizes": Column(np.int32, 0),
+    "masked": Column(np.bool_, False),
+}
+
+
+class RuleArrays(NamedTuple):
+    """The rules of S slots for the kernel: arrays by slot, or flat with `starts`.
+
+    bias_ids, bias_values: the entries of `logit_bias` of slot s at bias_starts[s]:bias_starts[s + 1]. penalties:
+    PENALTIES [S]. seen_ids, seen_counts: int32 [S, E], the first num_seen[s] are valid (0: no penalties). words: int32,
+    [kind, length, tokens...] one after the other, at word_starts[s]:word_starts[s + 1]; kind 0 bans always, 1 while
+    fewer than min_tokens[s] tokens were generated, matched in the output alone. ngram_sizes: int32 [S], 0 off, with the
+    arrays of `klero.batch.ngrams`. history: int32 [S, L]; lengths, prompt_lengths: int32 [S].
+    """
+
+    bias_starts: Any
+    bias_ids: Any
+    bias_values: Any
+    penalties: Any
+    seen_ids: Any
+    seen_counts: Any
+    num_seen: Any
+    word_starts: Any
+    words: Any
+    min_tokens: Any
+    ngram_sizes: Any
+    ngram_index: Any
+    ngram_log2_used: Any
+    ngram_previous: Any
+    history: Any
+    lengths: Any
+    prompt_lengths: Any
+
+
+class Rules:
+    """The rules of each slot, and what they remember: counts and n-grams. Kernels only; the reference needs none of it.
+
+    width: of the logits. history: the tokens of the same slots; `append` and `rewind` follow what happens to it.
+    """
+
+    def __init__(self, num_slots: int, width: int, history: History) -> None:
+        self._width, self._history = width, history
+        self._columns = Columns(num_slots, COLUMNS)
+        self._bias_ids, self._bias_values = Ragged(num_slots, np.int32), Ragged(num_slots, np.float32)
+        self._words = Ragged(num_slots, np.int32)
+        self._counts = Counts(num_slots, history.max_len)
+        self._ngrams = Ngrams(num_slots, history.max_len)
+        self._masks: npt.NDArray[np.int32] | None = None  # [S, ceil(V / 32)], made for the first allow-list
+
+    def start(self, index: int, at: Context) -> None:
+        """Write the rules of a sequence whose tokens are in the history already."""
+        params = at.params
+        beyond = self._history.max_len + 1  # more than any history holds, and all the same from there on
+        size, min_tokens = min(params.no_repeat_ngram_size, beyond), min(params.min_tokens, beyond)
+        words = _stream(ALWAYS, params.bad_token_ids) + _stream(ALWAYS, at.bad_word_ids)
+        until = _stream(UNTIL_MIN_TOKENS, at.min_tokens_words)
+        patched = bool(params.logit_bias or words or size or params.penalises or params.allowed_token_ids)
+        self._columns.write(
+            index, patched=patched, penalties=np.array(penalties_of(params), PENALTIES), counted=params.penalises,
+            min_tokens=min_tokens, ngram_sizes=size, masked=params.allowed_token_ids is not None,
+        )  # fmt: skip
+        if params.logit_bias:
+            self._bias_ids.write(index, [i for i, _ in params.logit_bias])
+            self._bias_values.write(index, [bias for _, bias in params.logit_bias])
+        if words or until:
+            self._words.write(index, words + until)
+        if params.allowed_token_ids is not None:
+            self._mask(index, bitmask(params.allowed_token_ids, self._width))
+        if params.penalises:
+            self._count(index, at)
+        if size:
+            self._ngrams.start(index, size, self._history.ids[index], len(at.history))
+
+    def append(self, indices: IDS, token_ids: IDS) -> None:
+        """Take one accepted token for each slot; the history has it already."""
+        counted = self._columns["counted"][indices]
+        if counted.any():
+            self._counts.append(indices[counted], token_ids[counted])
+        grams = self._columns["ngram_sizes"][indices] > 0
+        if grams.any():
+            self._ngrams.append(indices[grams], self._history.ids, self._history.lengths)
+
+    def rewind(self, index: int, length: int) -> None:
+        """Take back what came after the first `length` tokens. The history still has it, and is rewound after this."""
+        history, before = self._history.ids[index], int(self._history.lengths[index])
+        if self._columns["counted"][index]:
+            self._counts.rewind(index, history[length:before])
+        if self._columns["ngram_sizes"][index]:
+            self._ngrams.rewind(index, history, before, length)
+
+    def reset(self, index: int) -> None:
+        """Forget a slot."""
+        if self._columns["counted"][index]:
+            self._counts.reset(index)
+        if self._columns["ngram_sizes"][index]:
+            self._ngrams.reset(index)
+        for ragged in (self._bias_ids, self._bias_values, self._words):
+            ragged.reset(index)
+        self._columns.reset(index)
+
+    def patched(self, indices: IDS) -> npt.NDArray[np.bool_]:
+        """Which slots have rules that act on their next token."""
+        output = self._history.lengths[indices] - self._history.prompt_lengths[indices]
+        return self._columns["patched"][indices] | (output < self._columns["min_tokens"][indices])
+
+    def masks(self, indices: IDS) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """The allow-lists as masks int32 [M, ceil(V / 32)], and the mask of each of these slots, -1 where none."""
+        pool = np.empty((0, -(-self._width // 32)), np.int32) if self._masks is None else self._masks
+        return pool, np.where(self._columns["masked"][indices], indices, -1).astype(np.int32)
+
+    def arrays(self) -> RuleArrays:
+        """Everything that the kernel reads."""
+        counts, ngrams, history, columns = self._counts, self._ngrams, self._history, self._columns
+        return RuleArrays(
+            self._bias_ids.starts, self._bias_ids.flat, self._bias_values.flat, columns["penalties"],
+            counts.ids, counts.counts, counts.num_entries, self._words.starts, self._words.flat,
+            columns["min_tokens"], columns["ngram_sizes"], ngrams.index, ngrams.log2_used, ngrams.previous,
+            history.ids, history.lengths, history.prompt_lengths,
+        )  # fmt: skip
+
+    def _mask(self, index: int, mask: npt.NDArray[np.int32]) -> None:
+        if self._masks is None:
+            self._masks = np.zeros((len(self._columns["masked"]), len(mask)), np.int32)
+        self._masks[index] = mask
+
+    def _count(self, index: int, at: Context) -> None:
+        """Count the history. The prompt's ids matter where they count, and to a repetition penalty."""
+        ignored = at.params.prompt_ignore_length
+        counted_from = len(at.prompt_ids) if ignored is None else min(ignored, len(at.prompt_ids))
+        prompt = at.prompt_ids if at.params.repetition_penalty != 1 else at.prompt_ids[counted_from:]
+        skipped = len(at.prompt_ids) - len(prompt)
+        self._counts.start(index, prompt, at.output_ids, counted_from - skipped)
+
+
+def _stream(kind: int, words: Words) -> list[int]:
+    """Words as [kind, length, tokens...] one after the other."""
+    return [number for word in words for number in (kind, len(word), *word)]

@@ -1,0 +1,46 @@
+"""Filters of one's own: callables from a `SortedRow` to what stays of it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from klero.sampling.filters.sorted_row import SortedRow
+
+Filter = Callable[[SortedRow], Any]
+RULE = "it must return how many leading tokens stay, an int in 1 .. {n}, or a bool [{n}] that marks at least one"
+
+
+class FilterFailed(Exception):
+    """A filter raised, or returned what it may not; the text says which one and what."""
+
+
+def name_of(asked: Filter) -> str:
+    """The name of a filter for stages and messages."""
+    return str(getattr(asked, "__name__", type(asked).__name__))
+
+
+def keep_own(row: SortedRow, asked: Filter, reciprocal: np.float32) -> SortedRow:
+    """Return what a filter leaves of a row, weighed anew. Raises FilterFailed."""
+    try:
+        chosen = _chosen(asked(row), len(row))
+    except Exception as error:  # a caller's code may raise anything; its own row pays for it
+        raise FilterFailed(f"filters: {name_of(asked)} raised {type(error).__name__}: {error}") from error
+    if chosen is None:
+        raise FilterFailed(f"filters: {name_of(asked)} returned neither; {RULE.format(n=len(row))}")
+    return row.marked(chosen, reciprocal)
+
+
+def _chosen(returned: Any, length: int) -> npt.NDArray[Any] | None:
+    """The places that stay, None where the result is none that a filter may return."""
+    if isinstance(returned, bool | np.bool_):
+        return None
+    if hasattr(returned, "__index__") and np.ndim(returned) == 0:
+        count = operator.index(returned)
+        return np.arange(count) if 1 <= count <= length else None
+    mask = np.asarray(returned)
+    return mask if mask.dtype == np.bool_ and mask.shape == (length,) and mask.any() else None

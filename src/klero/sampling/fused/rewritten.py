@@ -1,0 +1,28 @@
+"""The fused pass over rows that rules rewrite, for Numba: the rules act on what is read, the row stays as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from klero.device import kernel
+from klero.rewrite.patches.cpu import list_patches, read_rewritten, room_for_patches, view_of
+from klero.sampling.fused.cpu import room_for, sample_row
+
+
+@kernel
+def sample_rewritten_rows(
+    rows: Any, width: int, chosen: Any, params: Any, seeds: Any, positions: Any, children: Any,
+    slots: Any, rules: Any, masks: Any, mask_of_row: Any, token_ids: Any, status: Any, num_kept: Any,
+) -> None:  # fmt: skip
+    """The chosen rows, as `sample_rows`, each after the rules of its slot and its mask (-1: none)."""
+    maxima, keys, ids, spare, weights, words = room_for(width)
+    room = room_for_patches(width)
+    for r in chosen:
+        list_patches(rules, slots[r], width, room)
+        mask = masks[max(mask_of_row[r], 0)] if mask_of_row[r] >= 0 else room.none
+        view = view_of(rows[r][:width], room, mask)
+        highest, widest = read_rewritten(view, room, rules.penalties[slots[r]], maxima)
+        token_ids[r], status[r], num_kept[r] = sample_row(
+            view, highest, widest, params[r], seeds[r], positions[r], children[r],
+            maxima, keys, ids, spare, weights, words,
+        )  # fmt: skip

@@ -1,0 +1,173 @@
+"""One batch of rows on its way to tokens: each row takes the cheapest road that does all that it asks.
+
+plain: temperature, filters of the fused path, greedy; the kernel reads the model's row and nothing else. patched: bias,
+penalties, bans and masks, seen through by the same kernel. hosted: custom processors, `embedding_bias`, filters of
+one's own, typical-p; the row is rewritten by the reference. The token does not depend on the road, and a row never
+slows another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from klero.device import Backend, first_use, num_threads, over_rows
+from klero.params import RowParams, SamplingParams
+from klero.rewrite import Context, RuleArrays, rewrite_row
+from klero.sampling import fused
+from klero.sampling.fused import reference
+from klero.sampling.inputs import as_bits, as_float32
+from klero.sampling.status import BAD, EMPTY, FAILED, NO_TOKEN, OK, message
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+
+
+class Patched(NamedTuple):
+    """What rewrites the patched rows. slots: int32 [R]; masks: int32 [M, W]; mask_of_row: int32 [R], -1 none."""
+
+    rules: RuleArrays
+    slots: I32
+    masks: I32
+    mask_of_row: I32
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What R rows came to; arrays live where the logits live (NumPy, or torch for torch logits).
+
+    token_ids: int32 [R], -1 where the status is not 0. status: uint8 [R], 0 ok, 1 NaN or +inf in the row, 2 every token
+    is -inf, 3 a processor or filter of the caller's failed. num_kept: int32 [R], tokens that survived the filters
+    (greedy: 1). seeds: uint64 [R], the seed of each row. messages: what is wrong, by row, where the status is not 0.
+    """
+
+    token_ids: Any
+    status: Any
+    num_kept: Any
+    seeds: Any
+    messages: Mapping[int, str] = field(default_factory=dict)
+
+
+def is_hosted(params: SamplingParams) -> bool:
+    """Whether the rows of a request need the reference to rewrite them or to filter them."""
+    return bool(params.logits_processors) or params.embedding_bias is not None or params.needs_reference
+
+
+def merge_masks(pool: I32, mask_of_row: I32, given: Mapping[int, I32]) -> tuple[I32, I32]:
+    """Join the masks that rows have (allow-lists) with those of this step, by row: allowed is what both allow."""
+    if not given:
+        return pool, mask_of_row
+    merged = [mask if (k := mask_of_row[r]) < 0 else mask & pool[k] for r, mask in given.items()]
+    mask_of_row = mask_of_row.copy()
+    mask_of_row[list(given)] = np.arange(len(pool), len(pool) + len(merged))
+    return np.concatenate([pool, merged]), mask_of_row
+
+
+@dataclass
+class Work:
+    """R rows and what is asked of each, and what they came to.
+
+    rows: from `read_logits`, [R, >= width]; columns from `width` on are padding and never read. params: ROW_DTYPE [R].
+    token_ids, status, num_kept: as in `Sampled`, unset where not chosen yet. messages: what is wrong, by row.
+    """
+
+    rows: npt.NDArray[Any]
+    width: int
+    params: npt.NDArray[Any]
+    seeds: npt.NDArray[np.uint64]
+    positions: npt.NDArray[np.uint32]
+    children: npt.NDArray[np.uint32]
+    backend: Backend
+    messages: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        num_rows = len(self.rows)
+        self.token_ids, self.num_kept = np.empty(num_rows, np.int32), np.empty(num_rows, np.int32)
+        self.status = np.empty(num_rows, np.uint8)
+
+    @property
+    def asked(self) -> tuple[npt.NDArray[Any], ...]:
+        """What the kernels take by row."""
+        return self.params, self.seeds, self.positions, self.children
+
+    @property
+    def out(self) -> tuple[npt.NDArray[Any], ...]:
+        """What the kernels fill by row."""
+        return self.token_ids, self.status, self.num_kept
+
+    def sampled(self, home: Callable[[npt.NDArray[Any]], Any] = np.asarray) -> Sampled:
+        """What the rows came to, as arrays of the caller's kind."""
+        return Sampled(home(self.token_ids), home(self.status), home(self.num_kept), home(self.seeds), self.messages)
+
+    def run_plain(self, chosen: I64) -> None:
+        """Sample rows that nothing rewrites."""
+        if self.backend == "reference":
+            reference.sample_rows(as_float32(self.rows)[:, : self.width], chosen, *self.asked, *self.out)
+        else:
+            kernel, bits = fused.cpu_kernel(), as_bits(self.rows)
+            self._over(chosen, lambda part: kernel(bits, self.width, part, *self.asked, *self.out))
+        self._explain(chosen)
+
+    def run_patched(self, chosen: I64, patched: Patched, context_of: Callable[[int], Context]) -> None:
+        """Sample rows whose rules a kernel applies. context_of: the same rules of a row, for messages."""
+        kernel, bits = fused.rewriting_kernel(), as_bits(self.rows)
+        rules, slots, masks, mask_of_row = patched
+
+        def part_of(part: I64) -> None:
+            kernel(bits, self.width, part, *self.asked, slots, rules, masks, mask_of_row, *self.out)
+
+        self._over(chosen, part_of)
+        self._explain(chosen, context_of)
+
+    def run_hosted(self, contexts: Mapping[int, Context]) -> None:
+        """Sample rows that are rewritten one by one, by row."""
+        for r, at in contexts.items():
+            raw = as_float32(self.rows[r : r + 1])[0, : self.width]
+            if np.isnan(raw).any() or np.isposinf(raw).any():
+                self._set(r, NO_TOKEN, BAD, 0, message(BAD, int(self.positions[r])))
+                continue
+            row = rewrite_row(raw, at)
+            if row.error is not None:
+                self._set(r, NO_TOKEN, FAILED, 0, row.error)
+                continue
+            self._sample_hosted(r, row.logits, at)
+            if self.status[r] == EMPTY:
+                self.messages[r] = message(EMPTY, int(self.positions[r]), row.rules)
+
+    def _sample_hosted(self, r: int, logits: npt.NDArray[np.float32], at: Context) -> None:
+        """Sample one row that was rewritten: by the kernel, unless its filters need the reference."""
+        if self.backend != "reference" and not at.params.needs_reference:
+            here = slice(r, r + 1)
+            one = Work(
+                logits[None], self.width, self.params[here], self.seeds[here], self.positions[here],
+                self.children[here], self.backend,
+            )  # fmt: skip
+            one.run_plain(np.arange(1))
+            self._set(r, one.token_ids[0], one.status[0], one.num_kept[0])
+            return
+        row = RowParams(*self.params[r].item())
+        at_row = int(self.seeds[r]), int(self.positions[r]), int(self.children[r])
+        drawn = reference.sample_row(logits, row, *at_row, filters=at.params.filters)
+        self._set(r, drawn.token, drawn.status, len(drawn.kept), drawn.message)
+
+    def _set(self, r: int, token: int, status: int, num_kept: int, what: str | None = None) -> None:
+        self.token_ids[r], self.status[r], self.num_kept[r] = token, status, num_kept
+        if what:
+            self.messages[r] = what
+
+    def _over(self, chosen: I64, work: Any) -> None:
+        """Run a kernel over ranges of the chosen rows."""
+        with first_use(self.rows.dtype.name):
+            over_rows(lambda begin, end: work(chosen[begin:end]), len(chosen), num_threads())
+
+    def _explain(self, chosen: I64, context_of: Callable[[int], Context] | None = None) -> None:
+        """Say what is wrong with the rows that got no token."""
+        for r in chosen[self.status[chosen] != OK].tolist():
+            status, rules = int(self.status[r]), tuple[str, ...]()
+            if status == EMPTY and context_of is not None:
+                rules = rewrite_row(as_float32(self.rows[r : r + 1])[0, : self.width], context_of(r)).rules
+            self.messages[r] = message(status, int(self.positions[r]), rules)

@@ -1,0 +1,51 @@
+"""What the rewriting kernels make of a row, laid open for tests."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from klero.batch import History
+from klero.rewrite import Rules
+from klero.rewrite.patches.cpu import list_patches, read_rewritten, room_for_patches, view_of
+from klero.rewrite.view.cpu import BLOCK, bits_at, bits_of, block_of
+
+
+@njit(error_model="numpy")
+def open_row(bits, rules, slot, mask, out, by_token, maxima):
+    room = room_for_patches(bits.size)
+    room.heads[:] = 77  # nothing of the row before may matter
+    list_patches(rules, slot, bits.size, room)
+    view = view_of(bits, room, mask)
+    top, widest = read_rewritten(view, room, rules.penalties[slot], maxima)
+    for b in range(maxima.size):
+        block = block_of(view, b)
+        for i in range(block.size):
+            out[b * BLOCK + i] = bits_of(block[i])
+    for i in range(bits.size):
+        by_token[i] = bits_at(view, i)
+    return top, widest
+
+
+def rewrite_by_kernel(raw, at):
+    """(logits float32 [V] by block, the same by token, block maxima, largest key, largest bits) of a row and Context.
+
+    raw: float32 [V] or the bits of bfloat16, uint16 [V].
+    """
+    width = len(raw)
+    history = History(1, len(at.history) + 1)
+    history.ids[:] = 2**31 - 1  # past the length nothing may be read
+    rules = Rules(1, width, history)
+    history.start(0, at.prompt_ids, at.output_ids)
+    rules.start(0, at)
+    pool, mask_of_slot = rules.masks(np.zeros(1, np.int32))
+    mask = np.empty(0, np.int32)
+    if mask_of_slot[0] >= 0:
+        mask = pool[0] if at.mask is None else pool[0] & at.mask
+    elif at.mask is not None:
+        mask = at.mask
+    bits = raw if raw.dtype == np.uint16 else raw.view(np.int32)
+    out, by_token = np.empty(width, np.int32), np.empty(width, np.int32)
+    maxima = np.empty(-(-width // BLOCK), np.int32)
+    top, widest = open_row(bits, rules.arrays(), 0, np.ascontiguousarray(mask), out, by_token, maxima)
+    return out.view(np.float32), by_token.view(np.float32), maxima, top, widest
