@@ -57,3 +57,9 @@ def describe(threads: int) -> dict[str, Any]:
         "versions": {name: version(name) for name in DISTRIBUTIONS},
         "source": source_hash(),
     }
+
+
+def resident_bytes() -> int:
+    """Memory that this process has in use (Linux)."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from klero.batch.zeros import sparse_zeros
 from klero.errors import RequestError, SlotError
 
 
@@ -13,7 +14,7 @@ class History:
 
     def __init__(self, num_slots: int, max_len: int) -> None:
         self.max_len = max_len
-        self.ids = np.zeros((num_slots, max_len), np.int32)
+        self.ids = sparse_zeros((num_slots, max_len), np.int32)
         self.lengths = np.zeros(num_slots, np.int32)
         self.prompt_lengths = np.zeros(num_slots, np.int32)
 

@@ -74,6 +74,8 @@ def read_masks(masks: Any, num_rows: int, width: int) -> I32 | None:
     if given.shape[1] > words:
         rule = f"must not be wider than the logits: {words} words hold {width} bits"
         raise ParameterError([Fault("masks", given.shape, rule)])
+    if given.shape[1] == words:
+        return np.ascontiguousarray(given).view(np.int32)
     whole = np.zeros((num_rows, words), np.int32)
     whole[:, : given.shape[1]] = given.view(np.int32)
     return whole

@@ -165,12 +165,18 @@ class Sampler:
         if state.taken:
             raise SlotError("this SampleState was brought to its sequences already; each is taken once")
         state.taken.append(True)
-        starts = state.step.row_starts.tolist()
+        starts, status = state.step.row_starts.tolist(), state.host.status.tolist()
+        token_ids = state.host.token_ids.tolist()
         updates = []
         for slot, begin, end in zip(state.step.slots, starts[:-1], starts[1:], strict=True):
             held = self._held.get(slot.index)
-            if held is not None and held.slot == slot:
-                updates.append(self._bring(state, slot, held.seat.finish, range(begin, end)))
+            if held is None or (held.slot is not slot and held.slot != slot):
+                continue
+            finish = held.seat.finish
+            if finish is None and end - begin == 1 and status[begin] == OK:
+                updates.append(TokenUpdate(slot, (token_ids[begin],), None))
+            else:
+                updates.append(self._bring(state, slot, finish, range(begin, end)))
         return updates
 
     def tokens(self, slot: Slot) -> npt.NDArray[np.int32]:
@@ -265,8 +271,7 @@ class Sampler:
     ) -> None:
         """Sample the rows whose rules the kernel applies."""
         assert self.rules is not None
-        given = {} if masks is None else {r: masks[r] for r in chosen.tolist() if (masks[r] != -1).any()}
-        merged = merge_masks(*self.rules.masks(slots), given)
+        merged = merge_masks(*self.rules.masks(slots), masks)
         patched = Patched(self.rules.arrays(), slots, *merged)
         work.run_patched(chosen, patched, lambda r: self._context(slots[r], masks, r))
 

@@ -96,7 +96,12 @@ def run_rewritten(work: Work, contexts: dict[int, Context]) -> None:
         history.start(slot, contexts[r].prompt_ids, contexts[r].output_ids)
         rules.start(slot, contexts[r])
     lists = rules.masks(slots)
-    given = {r: at.mask for r in patched if (at := contexts[r]).mask is not None}
+    given = None
+    if any(contexts[r].mask is not None for r in patched):
+        given = np.full((len(work.rows), lists[0].shape[1]), -1, np.int32)
+        for r in patched:
+            if (mask := contexts[r].mask) is not None:
+                given[r] = mask
     masks, mask_of_row = merge_masks(*lists, given)
     work.run_patched(np.array(patched), Patched(rules.arrays(), slots, masks, mask_of_row), contexts.__getitem__)
 

@@ -57,14 +57,18 @@ def is_hosted(params: SamplingParams) -> bool:
     return bool(params.logits_processors) or params.embedding_bias is not None or params.needs_reference
 
 
-def merge_masks(pool: I32, mask_of_row: I32, given: Mapping[int, I32]) -> tuple[I32, I32]:
-    """Join the masks that rows have (allow-lists) with those of this step, by row: allowed is what both allow."""
-    if not given:
+def merge_masks(pool: I32, mask_of_row: I32, given: I32 | None) -> tuple[I32, I32]:
+    """Join the masks that rows have (allow-lists) with those of this step: allowed is what both allow.
+
+    pool: int32 [M, W] with mask_of_row int32 [R], -1 where none; given: int32 [R, W] or None. Returned: the same kind.
+    """
+    if given is None:
         return pool, mask_of_row
-    merged = [mask if (k := mask_of_row[r]) < 0 else mask & pool[k] for r, mask in given.items()]
-    mask_of_row = mask_of_row.copy()
-    mask_of_row[list(given)] = np.arange(len(pool), len(pool) + len(merged))
-    return np.concatenate([pool, merged]), mask_of_row
+    listed = np.flatnonzero(mask_of_row >= 0)
+    if listed.size:
+        given = given.copy()
+        given[listed] &= pool[mask_of_row[listed]]
+    return given, np.arange(len(given), dtype=np.int32)
 
 
 @dataclass

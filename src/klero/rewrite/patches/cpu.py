@@ -14,12 +14,14 @@ from klero.rewrite.penalties.cpu import penalised
 from klero.rewrite.view.cpu import (
     BITS_NEG_INF,
     BLOCK,
+    WORDS,
     View,
     bits_of,
     fill_block,
     flush_key,
     is_allowed,
     is_masked,
+    largest_allowed,
     largest_of_block,
 )
 
@@ -42,7 +44,9 @@ class Room(NamedTuple):
     biases: Any
     counts: Any
     banned: Any
+    touched: Any
     block: Any
+    lanes: Any
     none: Any
 
 
@@ -53,7 +57,8 @@ def room_for_patches(width: int) -> Any:
     return Room(
         np.zeros(1, np.int64), np.empty(blocks, np.int32), np.empty(width, np.int32), np.empty(width, np.int32),
         np.empty(width, np.int32), np.empty(width, np.float32), np.empty(width, np.int32), np.empty(width, np.uint8),
-        np.empty(BLOCK, np.int32), np.empty(0, np.int32),
+        np.empty(blocks, np.uint8), np.empty(BLOCK, np.int32), np.empty(32, np.int32),
+        np.empty(0, np.int32),
     )  # fmt: skip
 
 
@@ -65,6 +70,12 @@ def patch_of(room: Any, i: int) -> int:
         if room.ids[j] == i:
             return j
         j = room.links[j]
+    return add_patch(room, i)
+
+
+@inline
+def add_patch(room: Any, i: int) -> int:
+    """A patch of a token that has none yet."""
     j = room.num[0]
     room.num[0] = j + 1
     room.ids[j], room.biases[j], room.counts[j], room.banned[j] = i, F32(0), NOT_SEEN, 0
@@ -75,16 +86,19 @@ def patch_of(room: Any, i: int) -> int:
 
 @kernel
 def list_patches(rules: Any, slot: int, width: int, room: Any) -> None:
-    """List every token that the rules of a slot name. Ids at `width` and above are padding and have no patch."""
+    """List every token that the rules of a slot name. Ids at `width` and above are padding and have no patch.
+
+    The tokens that occurred come first: they are many, each once, and need not be looked for among the others.
+    """
     room.num[0] = 0
     room.heads[:] = -1
-    for e in range(rules.bias_starts[slot], rules.bias_starts[slot + 1]):
-        if rules.bias_ids[e] < width:
-            room.biases[patch_of(room, rules.bias_ids[e])] = rules.bias_values[e]
     scales = rules.penalties[slot].repetition != F32(1)
     for e in range(rules.num_seen[slot]):
         if (scales or rules.seen_counts[slot, e] > 0) and rules.seen_ids[slot, e] < width:
-            room.counts[patch_of(room, rules.seen_ids[slot, e])] = rules.seen_counts[slot, e]
+            room.counts[add_patch(room, rules.seen_ids[slot, e])] = rules.seen_counts[slot, e]
+    for e in range(rules.bias_starts[slot], rules.bias_starts[slot + 1]):
+        if rules.bias_ids[e] < width:
+            room.biases[patch_of(room, rules.bias_ids[e])] = rules.bias_values[e]
     list_words(rules, slot, width, room)
     if rules.ngram_sizes[slot] > 0:
         history, previous = rules.history[slot], rules.ngram_previous[slot]
@@ -135,8 +149,7 @@ def patch_block(view: Any, room: Any, b: int, penalties: Any, largest: np.int32)
     most_key, most_bits, left = KEY_NEG_INF, U32(0), False
     j = room.heads[b]
     while j >= 0:
-        before = bits_of(view.raw[room.ids[j]])
-        after = BITS_NEG_INF
+        before, after = bits_of(view.raw[room.ids[j]]), BITS_NEG_INF
         if room.banned[j] == 0 and is_allowed(view.mask, room.ids[j]):
             after = rewritten_bits(before, room.biases[j], room.counts[j], penalties)
         room.bits[j] = after
@@ -151,7 +164,7 @@ def patch_block(view: Any, room: Any, b: int, penalties: Any, largest: np.int32)
 @kernel
 def view_of(row: Any, room: Any, mask: Any) -> Any:
     """The row with the patches of the room. mask: int32 [W], or [0] for none."""
-    return View(row, room.heads, room.links, room.ids, room.bits, mask, room.block)
+    return View(row, room.heads, room.links, room.ids, room.bits, mask, room.touched, room.block)
 
 
 @kernel
@@ -162,13 +175,18 @@ def read_rewritten(view: Any, room: Any, penalties: Any, maxima: Any) -> tuple[n
     """
     raw_top, raw_widest, top, widest = I32(-(2**31)), U32(0), KEY_NEG_INF, U32(0)
     for b in range(maxima.size):
-        raw_largest, raw_most = largest_of_block(view.raw[b * BLOCK : (b + 1) * BLOCK])
-        raw_top, raw_widest = max(raw_top, raw_largest), max(raw_widest, raw_most)
-        largest, most = flush_key(raw_largest), raw_most
-        left = view.mask.size > 0 and is_masked(view.mask, b)
+        block = view.raw[b * BLOCK : (b + 1) * BLOCK]
+        raw_largest, most = largest_of_block(block)
+        raw_top, raw_widest = max(raw_top, raw_largest), max(raw_widest, most)
+        largest, left = flush_key(raw_largest), False
+        masked = view.mask.size > 0 and is_masked(view.mask, b)
+        room.touched[b] = masked or room.heads[b] >= 0
+        if masked:
+            largest = largest_allowed(block, view.mask[b * WORDS : (b + 1) * WORDS], room.lanes)
+            most = U32(BITS_NEG_INF)
         if room.heads[b] >= 0:
-            key, bits, gone = patch_block(view, room, b, penalties, largest)
-            largest, most, left = max(largest, key), max(most, bits), left or gone
+            key, bits, left = patch_block(view, room, b, penalties, largest)
+            largest, most = max(largest, key), max(most, bits)
         if left:
             largest, most = largest_of_block(fill_block(view, b))
             largest = flush_key(largest)

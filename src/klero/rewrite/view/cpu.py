@@ -9,12 +9,13 @@ from numba import types
 from numba.extending import overload
 
 from klero.device import inline, kernel
-from klero.lots.mass.cpu import I32, TINY, key_of_bits
+from klero.lots.mass.cpu import I32, KEY_NEG_INF, TINY, key_of_bits
 
 BLOCK = 256
 WORDS = BLOCK // 32  # of the mask, for one block
 BITS_NEG_INF = I32(np.uint32(0xFF800000).view(np.int32))
 ALL_ALLOWED = I32(-1)
+BIT = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
 KEY_MIN = I32(-(2**31))
 U32 = np.uint32
 
@@ -24,8 +25,9 @@ class View(NamedTuple):
 
     raw: int32 (float32 bits) or uint16 (bfloat16 bits) [V], never written. heads: int32 [B], the first patch of each
     block, -1 where none; links: int32 [P], the next one; ids, bits: int32 [P], a token and its rewritten logit. mask:
-    int32 [ceil(V / 32)], bit set where a token is allowed, or int32 [0] for no mask. block: int32 [BLOCK], room for one
-    block: `block_of` may return it, and the next call overwrites it.
+    int32 [ceil(V / 32)], bit set where a token is allowed, or int32 [0] for no mask. touched: uint8 [B], 1 for a block
+    that patches or the mask change; the others are read where they are. block: int32 [BLOCK], room for one block:
+    `block_of` may return it, and the next call overwrites it.
     """
 
     raw: Any
@@ -34,6 +36,7 @@ class View(NamedTuple):
     ids: Any
     bits: Any
     mask: Any
+    touched: Any
     block: Any
 
 
@@ -76,6 +79,15 @@ def is_masked(mask: Any, b: int) -> bool:
     return together != ALL_ALLOWED
 
 
+@kernel
+def bans_all(words: Any) -> bool:
+    """Whether the words of a mask allow nothing."""
+    any_allowed = I32(0)
+    for word in words:
+        any_allowed |= word
+    return any_allowed == 0
+
+
 @inline
 def is_allowed(mask: Any, i: int) -> bool:
     """Whether a mask allows one token; no mask allows all."""
@@ -83,14 +95,29 @@ def is_allowed(mask: Any, i: int) -> bool:
 
 
 @kernel
-def apply_mask(mask: Any, first: int, out: Any) -> None:
-    """Write -inf to the tokens of a block that a mask bans. first: id of out[0], a multiple of BLOCK."""
-    for w in range((out.size + 31) // 32):
-        word = mask[(first >> 5) + w]
-        if word != ALL_ALLOWED:
-            part = out[32 * w : 32 * w + 32]
-            for i in range(part.size):
-                part[i] = part[i] if (word >> I32(i)) & I32(1) else BITS_NEG_INF
+def copy_masked(block: Any, words: Any, out: Any) -> None:
+    """Copy a block, -inf where its words of the mask have a 0. (A table of bits vectorises where shifts do not.)"""
+    for w in range((block.size + 31) // 32):
+        word, part, copied = words[w], block[32 * w : 32 * w + 32], out[32 * w : 32 * w + 32]
+        for i in range(part.size):
+            copied[i] = bits_of(part[i]) if (word & BIT[i]) != 0 else BITS_NEG_INF
+
+
+@kernel
+def largest_allowed(block: Any, words: Any, lanes: Any) -> np.int32:
+    """The largest key of a block, flushed, among the tokens that its words of the mask allow. lanes: int32 [32]."""
+    if bans_all(words):
+        return KEY_NEG_INF
+    lanes[:] = KEY_NEG_INF
+    for w in range((block.size + 31) // 32):
+        word, part = words[w], block[32 * w : 32 * w + 32]
+        for i in range(part.size):
+            key = key_of_bits(bits_of(part[i])) if (word & BIT[i]) != 0 else KEY_NEG_INF
+            lanes[i] = key if key > lanes[i] else lanes[i]
+    largest = KEY_NEG_INF
+    for i in range(32):
+        largest = max(largest, lanes[i])
+    return flush_key(largest)
 
 
 @kernel
@@ -99,10 +126,11 @@ def fill_block(view: Any, b: int) -> Any:
     first = b * BLOCK
     raw = view.raw[first : first + BLOCK]
     out = view.block[: raw.size]
-    for i in range(raw.size):
-        out[i] = bits_of(raw[i])
-    if view.mask.size:
-        apply_mask(view.mask, first, out)
+    if view.mask.size > 0:
+        copy_masked(raw, view.mask[b * WORDS : (b + 1) * WORDS], out)
+    else:
+        for i in range(raw.size):
+            out[i] = bits_of(raw[i])
     j = view.heads[b]
     while j >= 0:
         out[view.ids[j] - first] = view.bits[j]
@@ -144,11 +172,31 @@ def _block_of(row: Any, b: int) -> Any:
         return lambda row, b: fill_block(row, b)
 
     def through(row: Any, b: int) -> Any:
-        if row.heads[b] < 0 and not (row.mask.size and is_masked(row.mask, b)):
+        if row.touched[b] == 0:
             return row.raw[b * BLOCK : (b + 1) * BLOCK]
         return fill_block(row, b)
 
     return through
+
+
+def raw_of(row: Any) -> Any:
+    """The model's own logits, for blocks that are not `touched`."""
+    raise RuntimeError("raw_of is for kernels")
+
+
+@overload(raw_of, strict=False)
+def _raw_of(row: Any) -> Any:
+    return (lambda row: row) if isinstance(row, types.Array) else (lambda row: row.raw)
+
+
+def is_touched(row: Any, b: int) -> bool:
+    """Whether block b must be read through `block_of`. Hot loops ask first: that is cheaper than `block_of` for all."""
+    raise RuntimeError("is_touched is for kernels")
+
+
+@overload(is_touched, strict=False)
+def _is_touched(row: Any, b: int) -> Any:
+    return (lambda row, b: False) if isinstance(row, types.Array) else (lambda row, b: row.touched[b] != 0)
 
 
 def bits_at(row: Any, i: int) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from klero.device import inline, kernel
 from klero.lots.mass.cpu import F32, I32, I64, KEY_NEG_INF, TWO_20, U64, flush, key_of_bits, mass_of_weight
 from klero.lots.pinned.cpu import exp32
-from klero.rewrite.view.cpu import BLOCK, bits_of, block_of, flush_key, width_of
+from klero.rewrite.view.cpu import BLOCK, bits_of, block_of, flush_key, is_touched, raw_of, width_of
 from klero.sampling.maxima.cpu import largest_key
 
 LOW_32 = U64(2**32 - 1)
@@ -90,23 +90,31 @@ def _keep_range(keys: Any, weights: Any, n: int, low: int, high: int) -> int:
 def gather(row: Any, maxima: Any, threshold: np.int32, keys: Any, ids: Any) -> int:
     """Write keys and ids of all tokens with key >= threshold, by ascending id; blocks below it are skipped.
 
-    keys, ids: at least V long. A block's keys are all made first, which vectorises, where its own will stand at most.
+    keys, ids: at least V long.
     """
-    n = 0
+    n, raw = 0, raw_of(row)
     for b in range(maxima.size):
         if maxima[b] < threshold:
             continue
-        block = block_of(row, b)
-        made = keys[n : n + block.size]
-        for i in range(block.size):
-            made[i] = flush_key(key_of_bits(bits_of(block[i])))
-        left = 0
-        for i in range(block.size):
-            if made[i] >= threshold:
-                made[left], ids[n + left] = made[i], b * BLOCK + i
-                left += 1
-        n += left
+        if is_touched(row, b):
+            n += gather_block(block_of(row, b), b * BLOCK, threshold, keys[n:], ids[n:])
+        else:
+            n += gather_block(raw[b * BLOCK : (b + 1) * BLOCK], b * BLOCK, threshold, keys[n:], ids[n:])
     return n
+
+
+@kernel
+def gather_block(block: Any, first: int, threshold: np.int32, keys: Any, ids: Any) -> int:
+    """The same for one block. Its keys are all made first, which vectorises, where its own will stand at most."""
+    made = keys[: block.size]
+    for i in range(block.size):
+        made[i] = flush_key(key_of_bits(bits_of(block[i])))
+    left = 0
+    for i in range(block.size):
+        if made[i] >= threshold:
+            made[left], ids[left] = made[i], first + i
+            left += 1
+    return left
 
 
 @kernel
@@ -199,26 +207,31 @@ def keep_nucleus(
 
 @kernel
 def block_masses(row: Any, maxima: Any, maximum: np.float32, reciprocal: np.float32, out: Any) -> np.uint64:
-    """Fill the mass of each block and return their sum; blocks whose maximum has mass 0 are skipped.
-
-    The two 20-bit halves of q are summed apart in 32 bits (256 * 2^20 fits) and joined once a block.
-    """
-    total = U64(0)
+    """Fill the mass of each block and return their sum; blocks whose maximum has mass 0 are skipped."""
+    total, raw = U64(0), raw_of(row)
     for b in range(maxima.size):
         out[b] = U64(0)
         if mass_of_key(maxima[b], maximum, reciprocal) == 0:
             continue
-        block = block_of(row, b)
-        high, low = I32(0), I32(0)
-        for i in range(block.size):
-            logit = I32(flush(bits_of(block[i]))).view(np.float32)
-            w = exp32((logit - maximum) * reciprocal) * TWO_20
-            h = I32(w)
-            high = I32(high + h)
-            low = I32(low + I32((w - F32(h)) * TWO_20))
-        out[b] = (U64(high) << U64(20)) + U64(low)
+        if is_touched(row, b):
+            out[b] = mass_of_block(block_of(row, b), maximum, reciprocal)
+        else:
+            out[b] = mass_of_block(raw[b * BLOCK : (b + 1) * BLOCK], maximum, reciprocal)
         total += out[b]
     return total
+
+
+@kernel
+def mass_of_block(block: Any, maximum: np.float32, reciprocal: np.float32) -> np.uint64:
+    """The mass of one block. The two 20-bit halves of q are summed apart in 32 bits (256 * 2^20 fits) and joined."""
+    high, low = I32(0), I32(0)
+    for i in range(block.size):
+        logit = I32(flush(bits_of(block[i]))).view(np.float32)
+        w = exp32((logit - maximum) * reciprocal) * TWO_20
+        h = I32(w)
+        high = I32(high + h)
+        low = I32(low + I32((w - F32(h)) * TWO_20))
+    return (U64(high) << U64(20)) + U64(low)
 
 
 @kernel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import reprlib
 from collections.abc import Callable
 from typing import Any
 
@@ -27,20 +27,22 @@ def name_of(asked: Filter) -> str:
 def keep_own(row: SortedRow, asked: Filter, reciprocal: np.float32) -> SortedRow:
     """Return what a filter leaves of a row, weighed anew. Raises FilterFailed."""
     try:
-        chosen = _chosen(asked(row), len(row))
+        returned = asked(row)
     except Exception as error:  # a caller's code may raise anything; its own row pays for it
         raise FilterFailed(f"filters: {name_of(asked)} raised {type(error).__name__}: {error}") from error
+    chosen = _chosen(returned, len(row))
     if chosen is None:
-        raise FilterFailed(f"filters: {name_of(asked)} returned neither; {RULE.format(n=len(row))}")
+        shown = " ".join(reprlib.repr(returned).split())
+        raise FilterFailed(f"filters: {name_of(asked)} returned {shown}; {RULE.format(n=len(row))}")
     return row.marked(chosen, reciprocal)
 
 
 def _chosen(returned: Any, length: int) -> npt.NDArray[Any] | None:
     """The places that stay, None where the result is none that a filter may return."""
-    if isinstance(returned, bool | np.bool_):
+    try:
+        array = np.asarray(returned)
+    except Exception:  # what cannot be an array, a ragged list for one, is no answer
         return None
-    if hasattr(returned, "__index__") and np.ndim(returned) == 0:
-        count = operator.index(returned)
-        return np.arange(count) if 1 <= count <= length else None
-    mask = np.asarray(returned)
-    return mask if mask.dtype == np.bool_ and mask.shape == (length,) and mask.any() else None
+    if array.ndim == 0 and array.dtype.kind in "iu":
+        return np.arange(int(array)) if 1 <= int(array) <= length else None
+    return array if array.dtype == np.bool_ and array.shape == (length,) and array.any() else None

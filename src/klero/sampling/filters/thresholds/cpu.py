@@ -16,7 +16,7 @@ from numba.extending import overload
 from klero.device import inline, kernel
 from klero.lots.mass.cpu import F32, I32, I64, KEY_NEG_INF, TWO_20, U64, flush, key_of_bits
 from klero.lots.pinned.cpu import ZERO, exp32, log32
-from klero.rewrite.view.cpu import BITS_NEG_INF, bits_of, block_of, flush_key
+from klero.rewrite.view.cpu import BITS_NEG_INF, BLOCK, bits_of, block_of, flush_key
 from klero.sampling.filters.cpu import logit_of_key, mass_of_key, needed_mass
 
 F64 = np.float64
@@ -26,6 +26,7 @@ ALL_ALIVE = I32(KEY_NEG_INF + 1)
 TWO_32, TWO_48, TWO_M40 = F64(2.0**32), F64(2.0**48), F32(2.0**-40)
 U32, KEY_MAX = np.uint32, I32(0x7FFFFFFF)
 LOW_10, TINY_COUNTS_BELOW = I32(1023), F32(2.0**-32)
+STRETCH = 4  # blocks of a plain row whose sums are joined at once; 1024 * 2^20 stays in 32 bits
 NEGATIVE, NONE_BANNED = U32(2**31), U32(0xFF800000)
 
 
@@ -71,6 +72,28 @@ def _least_and_alive(row: Any, maxima: Any, widest: Any) -> Any:
     return of_plain
 
 
+def step_of(row: Any) -> int:
+    """How many blocks `stretch_of` reads at once."""
+    raise RuntimeError("step_of is for kernels")
+
+
+@overload(step_of, strict=False)
+def _step_of(row: Any) -> Any:
+    return (lambda row: STRETCH) if isinstance(row, types.Array) else (lambda row: 1)
+
+
+def stretch_of(row: Any, b: int) -> Any:
+    """The logits of `step_of` blocks from b on."""
+    raise RuntimeError("stretch_of is for kernels")
+
+
+@overload(stretch_of, strict=False)
+def _stretch_of(row: Any, b: int) -> Any:
+    if isinstance(row, types.Array):
+        return lambda row, b: row[b * BLOCK : (b + STRETCH) * BLOCK]
+    return lambda row, b: block_of(row, b)
+
+
 @inline
 def squares_of_halves(high: np.int32, cross: np.int32, low: np.int32) -> np.uint64:
     """The sum of u^2 from those of h^2, h * l and l^2, u = h * 2^10 + l."""
@@ -81,8 +104,8 @@ def squares_of_halves(high: np.int32, cross: np.int32, low: np.int32) -> np.uint
 def sums_of_all(row: Any, maxima: Any, maximum: np.float32, scale: np.float32) -> tuple[np.uint64, np.uint64]:
     """As `sums_of_alive`, where no token is banned, no distance overflows and tiny logits make no difference."""
     sum_u, sum_squares = U64(0), U64(0)
-    for b in range(maxima.size):
-        block = block_of(row, b)
+    for b in range(0, maxima.size, step_of(row)):
+        block = stretch_of(row, b)
         part, high, cross, low = I32(0), I32(0), I32(0), I32(0)
         for i in range(block.size):
             u = I32((maximum - I32(bits_of(block[i])).view(np.float32)) * scale)
@@ -166,25 +189,29 @@ def mass_from(row: Any, maxima: Any, least: np.int32, maximum: np.float32, recip
 
 
 @kernel
-def surprise_from(row: Any, maxima: Any, least: np.int32, maximum: np.float32, reciprocal: np.float32) -> np.uint64:
-    """The sum of floor(w * -s * 2^40) over all tokens with key >= least."""
-    total = U64(0)
+def surprise_from(
+    row: Any, maxima: Any, least: np.int32, maximum: np.float32, reciprocal: np.float32
+) -> tuple[np.uint64, np.uint64]:
+    """The mass and the sum of floor(w * -s * 2^40) of all tokens with key >= least."""
+    mass, surprise = U64(0), U64(0)
     for b in range(maxima.size):
         if maxima[b] < least or (logit_of_key(maxima[b]) - maximum) * reciprocal < NO_MASS_BELOW:
             continue
         block = block_of(row, b)
-        high, low = I32(0), I32(0)
+        high, low, more, less = I32(0), I32(0), I32(0), I32(0)
         for i in range(block.size):
             bits = flush(bits_of(block[i]))
             s = (I32(bits).view(np.float32) - maximum) * reciprocal
-            w = exp32(s)
-            term = w * -s if w > ZERO and key_of_bits(bits) >= least else ZERO
-            term = term * TWO_20
-            h = I32(term)
-            high = I32(high + h)
-            low = I32(low + I32((term - F32(h)) * TWO_20))
-        total += (U64(high) << U64(20)) + U64(low)
-    return total
+            w = exp32(s) if key_of_bits(bits) >= least else ZERO
+            term = (w * -s if w > ZERO else ZERO) * TWO_20
+            w = w * TWO_20
+            h, k = I32(w), I32(term)
+            high, more = I32(high + h), I32(more + k)
+            low = I32(low + I32((w - F32(h)) * TWO_20))
+            less = I32(less + I32((term - F32(k)) * TWO_20))
+        mass += (U64(high) << U64(20)) + U64(low)
+        surprise += (U64(more) << U64(20)) + U64(less)
+    return mass, surprise
 
 
 @kernel
@@ -225,8 +252,7 @@ def least_kept(row: Any, maxima: Any, top: np.int32, widest: np.uint32, p: Any) 
         mass = mass_from(row, maxima, least, maximum, p.reciprocal)
         least = mass_key(least, top, maximum, p.reciprocal, needed_mass(mass, p.epsilon))
     if p.eta > ZERO and least <= top:
-        mass = mass_from(row, maxima, least, maximum, p.reciprocal)
-        surprise = surprise_from(row, maxima, least, maximum, p.reciprocal)
+        mass, surprise = surprise_from(row, maxima, least, maximum, p.reciprocal)
         need = needed_mass(mass, eta_bound(mass, surprise, p.eta))
         least = mass_key(least, top, maximum, p.reciprocal, need)
     if p.top_a > U64(0) and least <= top:
