@@ -106,9 +106,15 @@ def run_rewritten(work: Work, contexts: dict[int, Context]) -> None:
     work.run_patched(np.array(patched), Patched(rules.arrays(), slots, masks, mask_of_row), contexts.__getitem__)
 
 
-def warm_up(dtype: npt.DTypeLike = np.float32) -> None:
-    """Compile the kernels for logits of a dtype, or load them from the cache; the first `sample` does it otherwise."""
-    sample(np.zeros((1, 8), dtype), SamplingParams(temperature=1.0, seed=0), positions=0)
+def warm_up(dtype: npt.DTypeLike = np.float32, *, rewriting: bool = False) -> None:
+    """Compile the kernels for logits of a dtype, or load them from the cache; the first use does it otherwise.
+
+    rewriting: those for rows that rules rewrite too.
+    """
+    rows, params = np.zeros((1, 8), dtype), SamplingParams(temperature=1.0, seed=0)
+    sample(rows, params, positions=0)
+    if rewriting:
+        sample(rows, params, positions=0, masks=np.ones((1, 1), np.int32))
 
 
 def params_of_rows(params: SamplingParams | Sequence[SamplingParams], num_rows: int) -> list[SamplingParams]:

@@ -113,7 +113,7 @@ class Work:
             reference.sample_rows(as_float32(self.rows)[:, : self.width], chosen, *self.asked, *self.out)
         else:
             kernel, bits = fused.cpu_kernel(), as_bits(self.rows)
-            self._over(chosen, lambda part: kernel(bits, self.width, part, *self.asked, *self.out))
+            self._over("", chosen, lambda part: kernel(bits, self.width, part, *self.asked, *self.out))
         self._explain(chosen)
 
     def run_patched(self, chosen: I64, patched: Patched, context_of: Callable[[int], Context]) -> None:
@@ -124,7 +124,7 @@ class Work:
         def part_of(part: I64) -> None:
             kernel(bits, self.width, part, *self.asked, slots, rules, masks, mask_of_row, *self.out)
 
-        self._over(chosen, part_of)
+        self._over("rewritten ", chosen, part_of)
         self._explain(chosen, context_of)
 
     def run_hosted(self, contexts: Mapping[int, Context]) -> None:
@@ -163,9 +163,9 @@ class Work:
         if what:
             self.messages[r] = what
 
-    def _over(self, chosen: I64, work: Any) -> None:
+    def _over(self, kind: str, chosen: I64, work: Callable[[I64], None]) -> None:
         """Run a kernel over ranges of the chosen rows."""
-        with first_use(self.rows.dtype.name):
+        with first_use(kind + self.rows.dtype.name):
             over_rows(lambda begin, end: work(chosen[begin:end]), len(chosen), num_threads())
 
     def _explain(self, chosen: I64, context_of: Callable[[int], Context] | None = None) -> None:
