@@ -28,7 +28,7 @@ FEATURES = {
     "logit_bias": {"logit_bias": {3: 4.0, 260: -np.inf, 7: -1.0}},
     "embedding_bias": {"embedding_bias": np.linspace(-1, 1, V)},
     "repetition_penalty": {"repetition_penalty": 1.4},
-    "presence_penalty": {"presence_penalty": 0.8},
+    "presence_penalty": {"presence_penalty": -1.8},
     "frequency_penalty": {"frequency_penalty": -0.4, "prompt_ignore_length": 1},
     "bad_token_ids": {"bad_token_ids": [4, (7, 3), (9, 9, 7)]},
     "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
@@ -64,14 +64,12 @@ def test_every_pair_with(feature):
 
 def test_every_feature_acts():
     """Each feature alone changes what is kept or drawn on some row; one that did nothing would pass above."""
-    plain = sample(ROWS, SamplingParams(temperature=1.0), positions=8, seeds=np.arange(6), backend="reference")
-    for feature in FEATURES:
-        pair = (feature,) if "temperature" in FEATURES[feature] else ("temperature at 1", feature)
-        asked = FEATURES | {"temperature at 1": {"temperature": 1.0}}
-        params = SamplingParams(**{name: value for each in pair for name, value in asked[each].items()})
-        masks = np.tile(bitmask(range(0, V, 2), V), (6, 1)) if feature == "masks" else None
-        told = {"prompts": [PROMPT] * 6, "outputs": [OUTPUT] * 6, "end_token_ids": ENDS, "masks": masks}
-        found = sample(ROWS, params, seeds=np.arange(6), **told)
+    rows, many = np.tile(ROWS, (50, 1)), 300
+    told = {"prompts": [PROMPT] * many, "outputs": [OUTPUT] * many, "end_token_ids": ENDS, "seeds": np.arange(many)}
+    plain = sample(rows, SamplingParams(temperature=1.0), **told)
+    for feature, fields in FEATURES.items():
+        masks = np.tile(bitmask(range(0, V, 2), V), (many, 1)) if feature == "masks" else None
+        found = sample(rows, SamplingParams(**({"temperature": 1.0} | fields)), masks=masks, **told)
         same = found.token_ids.tolist() == plain.token_ids.tolist()
         assert not (same and found.num_kept.tolist() == plain.num_kept.tolist()), feature
 
