@@ -30,8 +30,9 @@ def tiny_model(tmp_path_factory):
     )  # fmt: skip
     module = transformers.LlamaForCausalLM(config).float().eval()
     module.generation_config = transformers.GenerationConfig(
-        eos_token_id=0, do_sample=True, temperature=0.7, top_k=20, repetition_penalty=1.1, max_new_tokens=9
-    )
+        eos_token_id=0, do_sample=True, temperature=0.7, top_k=20, repetition_penalty=1.1, max_new_tokens=9,
+        encoder_repetition_penalty=1.2,
+    )  # fmt: skip
     directory = tmp_path_factory.mktemp("tiny") / "model"
     module.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

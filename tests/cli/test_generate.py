@@ -131,7 +131,8 @@ def test_the_generation_config_only_when_asked(generate):
     assert "generation config" not in without.stderr
     assert "from the model's generation config: " in with_it.stderr
     assert "temperature=0.7" in with_it.stderr
-    assert "not known to klero and left out: repetition_penalty=1.1" in with_it.stderr
+    assert " repetition_penalty=1.1" in with_it.stderr.partition("not known to klero")[0]
+    assert "not known to klero and left out: encoder_repetition_penalty=1.2" in with_it.stderr
 
 
 def test_options_and_lines_win_over_the_generation_config(tiny_model, monkeypatch):
@@ -218,6 +219,16 @@ def test_a_model_without_a_generation_config():
         ({"temperature": 0.5, "top_k": 5}, {}, {}, {"temperature": 0.5, "top_k": 5}),
         ({"max_new_tokens": 7, "min_p": None}, {"max_tokens": 7}, {}, {}),
         ({"num_beams": 4, "max_length": 20}, {}, {"num_beams": 4, "max_length": 20}, {}),
+        (
+            {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words_ids": [[4, 5]], "suppress_tokens": [6]},
+            {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_token_ids": [[4, 5], 6]}, {}, {},
+        ),
+        (
+            {"do_sample": True, "typical_p": 0.9, "epsilon_cutoff": 0.1, "eta_cutoff": 0.2},
+            {"temperature": 1.0, "typical_p": 0.9, "epsilon_cutoff": 0.1, "eta_cutoff": 0.2}, {}, {},
+        ),
+        ({"typical_p": 0.9, "eta_cutoff": 0.2}, {}, {}, {"typical_p": 0.9, "eta_cutoff": 0.2}),
+        ({"guidance_scale": 2.0, "forced_eos_token_id": 0}, {}, {"guidance_scale": 2.0, "forced_eos_token_id": 0}, {}),
         (
             {"eos_token_id": [0, 2], "_from_model_config": True, "output_scores": True, "transformers_version": "5"},
             {}, {}, {},

@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+from tests.faults.rows import BACKENDS
 
+from klero import sample
 from klero.engine import LLM
 from klero.finish import Finish, Finished, FinishReason, TokenBytes
 from klero.params import SamplingParams
@@ -30,3 +32,14 @@ def test_BN_07_min_tokens_counts_generated_tokens_alone(ignore_eos, tokens):
     params = SamplingParams(min_tokens=3, max_tokens=5, ignore_eos=ignore_eos)
     (output,) = LLM(model).generate([[1] * 1024], params)
     assert output.outputs[0].token_ids == tokens
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_BN_07_on_rows_alone(backend):
+    """Three tokens are out: the end is free. With ignore_eos it never was banned; 4, the last id, never is."""
+    rows, prompts = np.tile(np.float32([0, 1, 9, 0, 8]), (4, 1)), [[1] * 1024] * 4
+    told = {"prompts": prompts, "outputs": [[4] * k for k in range(4)], "end_token_ids": [2], "backend": backend}
+    assert sample(rows, SamplingParams(min_tokens=3), **told).token_ids.tolist() == [4, 4, 4, 2]
+    assert sample(rows, SamplingParams(min_tokens=3, ignore_eos=True), **told).token_ids.tolist() == [2] * 4
+    rows[:, 4] = 10
+    assert sample(rows, SamplingParams(min_tokens=3, ignore_eos=True), **told).token_ids.tolist() == [4] * 4

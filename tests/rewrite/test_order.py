@@ -59,7 +59,8 @@ def test_an_overflow_becomes_the_largest_finite_value():
 
 
 def test_tiny_logits_are_zero_before_the_sign_is_asked():
-    assert after([-1e-30, 1], [0], [], repetition_penalty=1e6) == [0, 1]
+    at = Context(SamplingParams(repetition_penalty=1e6), np.int32([0]))
+    assert rewrite_row(np.float32([-5e-20, 1]), at).logits.tolist() == [0, 1]  # times 1e6 it would be no zero
 
 
 BAD = [(4,), (1, 2), (3, 1, 2)]

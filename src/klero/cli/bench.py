@@ -15,6 +15,7 @@ import numpy as np
 import typer
 
 from klero.cli import options as o
+from klero.cli.fields import SHAPING, takes
 from klero.cli.models import print_table
 from klero.device import num_threads
 from klero.errors import OptionError
@@ -57,6 +58,7 @@ class Measured:
     shares: Times
 
 
+@takes(SHAPING)
 def bench(
     model: Annotated[str, typer.Argument(help=o.MODEL)] = "smollm2",
     requests: Requests = 16,
@@ -64,10 +66,6 @@ def bench(
     new_tokens: NewTokens = 64,
     repeat: Repeat = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    min_p: o.MinP = None,
     dtype: o.Dtype = "auto",
     deterministic: o.Deterministic = None,
     max_num_seqs: o.MaxNumSeqs = 64,
@@ -76,6 +74,7 @@ def bench(
     num_blocks: o.NumBlocks = None,
     threads: o.Threads = None,
     spin: o.Spin = None,
+    **fields: Any,
 ) -> None:
     """Measure tokens/s, the time to the first token and the share of each part of a step.
 
@@ -85,8 +84,7 @@ def bench(
     for name, value in sizes.items():
         if value < 1:
             raise OptionError(f"--{name.replace('_', '-')}={value}: must be at least 1")
-    asked = o.given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    params = SamplingParams.from_dict(asked or {"temperature": 1.0, "top_p": 0.9})
+    params = SamplingParams.from_dict(fields or {"temperature": 1.0, "top_p": 0.9})
     llm, _ = o.load(
         model, dtype=dtype, deterministic=deterministic, max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens, block_size=block_size, num_blocks=num_blocks,

@@ -8,25 +8,30 @@ import numpy as np
 import typer
 
 import klero
-from klero.cli import options as o
+from klero.cli.fields import FILTERS, REWRITING, SEED, SHAPING, ids_of, takes
 from klero.errors import LogitsError, OptionError
+from klero.params import SamplingParams
 
 
+@takes(SHAPING, SEED, FILTERS, REWRITING)
 def explain(
     logits: Annotated[str, typer.Argument(help='Numbers, "2,1,0,-1,-inf", or a .npy file with one row.')],
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    min_p: o.MinP = None,
-    seed: o.Seed = None,
-    position: Annotated[int, typer.Option(help="Index of the token: prompt length + tokens so far.")] = 0,
+    position: Annotated[
+        int | None, typer.Option(help="Index of the token; unset: prompt length + tokens so far.")
+    ] = None,
     child: Annotated[int, typer.Option(help="Index of the choice.")] = 0,
+    prompt_ids: Annotated[str, typer.Option(help='Ids of the prompt, "1,2".')] = "",
+    output_ids: Annotated[str, typer.Option(help="Ids generated so far.")] = "",
+    **fields: Any,
 ) -> None:
     """Follow one row of logits through every stage to its token."""
-    if seed is None and not o.params_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p).greedy:
+    params = SamplingParams.from_dict(fields)
+    if params.seed is None and not params.greedy:
         raise OptionError("--seed must be given for a row that draws: any integer in [0, 2^64-1]")
-    params = o.params_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
-    explanation = klero.explain(_row(logits), params, position=position, child=child)
+    explanation = klero.explain(
+        _row(logits), params, position=position, child=child, prompt=ids_of("--prompt-ids", prompt_ids),
+        output=ids_of("--output-ids", output_ids),
+    )  # fmt: skip
     print(explanation)
     if not explanation.status:
         print("kept:", " ".join(map(str, explanation.kept[:20])) + (" ..." if len(explanation.kept) > 20 else ""))

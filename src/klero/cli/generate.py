@@ -10,6 +10,7 @@ import typer
 
 from klero.cli import generation_config, show
 from klero.cli import options as o
+from klero.cli.fields import BAD_WORDS, FILTERS, REWRITING, SEED, SHAPING, takes
 from klero.cli.requests import Asked, read
 from klero.errors import KleroError, RequestError
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from klero.params import SamplingParams
 
 
+@takes(SHAPING, SEED, FILTERS, REWRITING, BAD_WORDS)
 def generate(
     prompts: Annotated[
         list[str] | None, typer.Argument(help='Texts to continue; "-": standard input.', show_default=False)
@@ -32,11 +34,6 @@ def generate(
     generation_config: Annotated[
         bool, typer.Option("--generation-config", help="Take the model's own parameters and print them; options win.")
     ] = False,
-    temperature: o.Temperature = None,
-    top_k: o.TopK = None,
-    top_p: o.TopP = None,
-    min_p: o.MinP = None,
-    seed: o.Seed = None,
     n: o.NumChoices = None,
     max_tokens: o.MaxTokens = None,
     min_tokens: o.MinTokens = None,
@@ -54,17 +51,18 @@ def generate(
     num_blocks: o.NumBlocks = None,
     threads: o.Threads = None,
     spin: o.Spin = None,
+    **fields: Any,
 ) -> None:
     """Continue every prompt, all in one batch, and print text, finish reason, seed and tokens/s.
 
     Prompts come as arguments, as JSON lines with --file, or as one text on standard input, whose last newline is
     dropped. The line of a file says "prompt", "prompt_token_ids" or "messages" and any parameters of its own.
     """
-    fields = o.given(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, n=n, max_tokens=max_tokens,
-        min_tokens=min_tokens, stop=stop, stop_token_ids=stop_token_id, ignore_eos=ignore_eos,
-        include_stop_str_in_output=include_stop, echo=echo,
-    )  # fmt: skip
+    request = {
+        "n": n, "max_tokens": max_tokens, "min_tokens": min_tokens, "stop": stop, "stop_token_ids": stop_token_id,
+        "ignore_eos": ignore_eos, "include_stop_str_in_output": include_stop, "echo": echo,
+    }  # fmt: skip
+    fields |= {name: value for name, value in request.items() if value is not None}
     asked = read(prompts or [], file, fields, chat=chat)
     llm, loading = o.load(
         model, dtype=dtype, deterministic=deterministic, max_num_seqs=max_num_seqs,

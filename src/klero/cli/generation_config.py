@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from klero.cli.fields import FILTERS, SHAPING
 from klero.errors import OptionError, ParameterError
 from klero.params import SamplingParams
 from klero.params.aliases import ALIASES
 
-SHAPING = ("temperature", "top_k", "top_p", "min_p")
+DRAWING = frozenset({*SHAPING, *FILTERS})
 # They change no token, or klero has them from elsewhere (end ids), or they are read on their own (do_sample).
 SILENT = frozenset({"transformers_version", "use_cache", "cache_implementation", "cache_config", "do_sample"})
 SILENT_PREFIXES = ("_", "output_", "return_")
 SILENT_SUFFIX = "_token_id"
+FORCED = "forced_"  # what has this name changes tokens, whatever its end
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,23 @@ def read(config: Mapping[str, Any]) -> ModelDefaults:
     unknown: dict[str, Any] = {}
     idle: dict[str, Any] = {}
     for name, value in config.items():
-        if value is None or name in SILENT or name.startswith(SILENT_PREFIXES) or name.endswith(SILENT_SUFFIX):
+        if value is None or _is_silent(name):
             continue
         field = ALIASES.get(name, name)
         if field not in known:
             unknown[name] = value
-        elif field in SHAPING and not config.get("do_sample"):
+        elif field in DRAWING and not config.get("do_sample"):
             idle[name] = value
+        elif field == "bad_token_ids" and field in fields:  # transformers has two names for bans, and both hold
+            fields[field] = [*fields[field], *value]
         else:
             fields[field] = value
     return ModelDefaults(fields, unknown, idle)
+
+
+def _is_silent(name: str) -> bool:
+    ends = name.endswith(SILENT_SUFFIX) and not name.startswith(FORCED)
+    return name in SILENT or name.startswith(SILENT_PREFIXES) or ends
 
 
 def _written(values: Mapping[str, Any]) -> str:

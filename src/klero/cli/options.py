@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they become: SamplingParams, and an LLM."""
+"""Options that several commands share and that are no fields alone, and an LLM from those of the engine."""
 
 from __future__ import annotations
 
@@ -8,27 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klero.params import SamplingParams
+from klero.cli.fields import TOKEN
 
 if TYPE_CHECKING:
     from klero.engine import LLM
 
-SHAPING = "Which token"
 TEXT = "Length, end and text"
 ENGINE = "Engine"
 MODEL = "smollm2, a folder, a GGUF file, a hub id or llama.cpp:FILE."
 REPEATABLE = "The same text in any company"
 
-Temperature = Annotated[
-    float | None, typer.Option(rich_help_panel=SHAPING, help="0 .. 1e6; unset, with top-k and top-p: greedy.")
-]
-TopK = Annotated[int | None, typer.Option(rich_help_panel=SHAPING, help="Keep the k most likely; 0 or -1: off.")]
-TopP = Annotated[float | None, typer.Option(rich_help_panel=SHAPING, help="Keep the shortest prefix with this mass.")]
-MinP = Annotated[float | None, typer.Option(rich_help_panel=SHAPING, help="Keep tokens this likely beside the first.")]
-Seed = Annotated[
-    int | None, typer.Option(rich_help_panel=SHAPING, help="0 .. 2^64-1; unset: a fresh one for each prompt, printed.")
-]
-NumChoices = Annotated[int | None, typer.Option("--n", rich_help_panel=SHAPING, help="Choices per prompt; unset: 1.")]
+NumChoices = Annotated[int | None, typer.Option("--n", rich_help_panel=TOKEN, help="Choices per prompt; unset: 1.")]
 MaxTokens = Annotated[
     int | None, typer.Option(rich_help_panel=TEXT, help="Generate at most so many tokens; unset: 256.")
 ]
@@ -64,16 +54,6 @@ Spin = Annotated[
         rich_help_panel=ENGINE, help="Rounds that a waiting OpenMP thread spins; unset: $GOMP_SPINCOUNT or 1000."
     ),
 ]
-
-
-def given(**fields: Any) -> dict[str, Any]:
-    """The fields of SamplingParams that an option was given for."""
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def params_of(**fields: Any) -> SamplingParams:
-    """SamplingParams from the options that were given."""
-    return SamplingParams.from_dict(given(**fields))
 
 
 def load(model: str, **options: Any) -> tuple[LLM, float]:

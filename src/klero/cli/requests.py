@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from klero.errors import KleroError, ParameterError, RequestError
+from klero.errors import Fault, KleroError, ParameterError, RequestError
 from klero.params import SamplingParams, seed_bits
 from klero.params.aliases import resolve_aliases
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from klero.engine import LLM
 
 KINDS = ("prompt", "prompt_token_ids", "messages")
+CALLABLE = ("filters", "logits_processors")
 DEFAULTS = {"max_tokens": 256}
 
 
@@ -102,6 +103,8 @@ def _of_line(line: str, options: dict[str, Any], chat: bool) -> Asked:
     if chat and given == ["prompt_token_ids"]:
         raise RequestError("prompt_token_ids stands beside --chat, which needs texts or messages")
     fields, faults = resolve_aliases(fields)
+    rule = "is a callable, which JSON cannot bring; give it to klero.LLM in Python"
+    faults += [Fault(name, fields[name], rule) for name in CALLABLE if fields.get(name) not in (None, [])]
     if faults:
         raise ParameterError(faults)
     asked = _asked(given[0], content, options | fields, chat)

@@ -14,6 +14,7 @@ from klero.errors import Fault, ParameterError, RequestError
 from klero.finish import Finish, Finished, TokenBytes, text_of_prompt
 from klero.params import SamplingParams
 from klero.params.checks import Broken, as_integer
+from klero.params.together import nothing_allowed
 from klero.params.width import check_width
 
 
@@ -129,6 +130,8 @@ def admit(
     ids = _checked_prompt(request_id, prompt_ids, limits)
     check_width(params, limits.vocab_size)
     words = bad_word_ids(params.bad_words, encode, limits.vocab_size)
+    if fault := nothing_allowed(params, words):
+        raise ParameterError([fault])
     max_tokens = _room(request_id, len(ids), params, limits)
     echo = text_of_prompt(vocabulary, params, ids) if vocabulary is not None and params.echo else ""
     request = Request(request_id, prompt, ids, params, echo=echo, bad_word_ids=words)

@@ -6,7 +6,7 @@ Each rule is asked only when none of the fields it reads is at fault itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from klero.errors import Fault
@@ -40,15 +40,19 @@ def _of_decay(name: str) -> Rule:
     return rule
 
 
-def _allowed(params: Any) -> Fault | None:
-    """Nothing may be left to allow by bans that hold at every step. Longer bad sequences depend on the history."""
+def nothing_allowed(params: Any, bad_word_ids: Iterable[tuple[int, ...]] = ()) -> Fault | None:
+    """Nothing may be left to allow by bans that hold at every step. Longer bad sequences depend on the history.
+
+    bad_word_ids: `params.bad_words` as id sequences, once somebody with a tokenizer has them.
+    """
     if params.allowed_token_ids is None:
         return None
-    banned = {sequence[0] for sequence in params.bad_token_ids if len(sequence) == 1}
+    banned = {sequence[0] for sequence in (*params.bad_token_ids, *bad_word_ids) if len(sequence) == 1}
     banned |= {token_id for token_id, bias in params.logit_bias if bias == -math.inf}
     if not banned.issuperset(params.allowed_token_ids):
         return None
-    rule = "allows nothing that bad_token_ids and logit_bias do not ban; allow another token, or ban fewer"
+    by = "bad_token_ids, bad_words and logit_bias" if bad_word_ids else "bad_token_ids and logit_bias"
+    rule = f"allows nothing that {by} do not ban; allow another token, or ban fewer"
     return Fault("allowed_token_ids", params.allowed_token_ids, rule)
 
 
@@ -56,5 +60,5 @@ TOGETHER: dict[tuple[str, ...], Rule] = {
     ("min_tokens", "max_tokens"): _min_tokens,
     ("top_p_min", "top_p_decay"): _of_decay("top_p_min"),
     ("top_p_reset_id", "top_p_decay"): _of_decay("top_p_reset_id"),
-    ("allowed_token_ids", "bad_token_ids", "logit_bias"): _allowed,
+    ("allowed_token_ids", "bad_token_ids", "logit_bias"): nothing_allowed,
 }

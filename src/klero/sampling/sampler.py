@@ -15,6 +15,7 @@ from klero.device import Backend, choose_backend
 from klero.errors import Fault, LogitsError, OptionError, ParameterError, RequestError, SlotError
 from klero.params import NEUTRAL, ROW_DTYPE, SamplingParams, check_seed, seed_bits
 from klero.params.decay import next_top_p, top_p_after
+from klero.params.together import nothing_allowed
 from klero.params.width import check_width
 from klero.rewrite import Context, Rules
 from klero.sampling.contexts import ids_of, read_masks
@@ -38,7 +39,7 @@ class Seat:
     owner: a name for messages. seed: as in SamplingParams, but given. child: index of the choice. finish: decides the
     end; None: the caller ends the sequence by releasing the slot. output_ids: what was generated before, elsewhere or
     earlier. end_token_ids: the model's end ids, which min_tokens needs. bad_word_ids: `params.bad_words` as id
-    sequences, from whoever has the tokenizer.
+    sequences, from whoever has the tokenizer. None for either: not told.
     """
 
     owner: str
@@ -49,7 +50,7 @@ class Seat:
     finish: FinishRules | None = None
     output_ids: npt.ArrayLike = ()
     end_token_ids: Sequence[int] | None = None
-    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    bad_word_ids: tuple[tuple[int, ...], ...] | None = None
 
 
 class TokenUpdate(NamedTuple):
@@ -222,9 +223,11 @@ class Sampler:
         if params.min_tokens and seat.end_token_ids is None and not params.ignore_eos:
             rule = "bans the model's end ids; give Seat.end_token_ids (empty for a model without)"
             faults.append(Fault("min_tokens", params.min_tokens, rule))
-        if params.bad_words and not seat.bad_word_ids:
+        if params.bad_words and seat.bad_word_ids is None:
             rule = "are text, and the sampler has no tokenizer; give Seat.bad_word_ids"
             faults.append(Fault("bad_words", params.bad_words, rule))
+        if fault := nothing_allowed(params, seat.bad_word_ids or ()):
+            faults.append(fault)
         if faults:
             raise ParameterError(faults)
         ends = tuple(ids_of("end_token_ids", seat.end_token_ids or (), self.vocab_size).tolist())
@@ -252,7 +255,7 @@ class Sampler:
         num_prompt = self.history.prompt_lengths[index]
         mask = None if masks is None else masks[r]
         ends = tuple(seat.end_token_ids or ())
-        return Context(seat.params, tokens[:num_prompt], tokens[num_prompt:], ends, seat.bad_word_ids, mask)
+        return Context(seat.params, tokens[:num_prompt], tokens[num_prompt:], ends, seat.bad_word_ids or (), mask)
 
     def _roads(
         self, slots: npt.NDArray[np.int32], masks: npt.NDArray[np.int32] | None

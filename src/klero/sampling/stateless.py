@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from klero.batch import History
-from klero.device import Backend, choose_backend
+from klero.device import HAVE_NUMBA, Backend, choose_backend
 from klero.errors import Fault, ParameterError
 from klero.params import SamplingParams, check_seed, seed_bits, stack_rows
 from klero.params.decay import top_p_after
@@ -109,12 +109,19 @@ def run_rewritten(work: Work, contexts: dict[int, Context]) -> None:
 def warm_up(dtype: npt.DTypeLike = np.float32, *, rewriting: bool = False) -> None:
     """Compile the kernels for logits of a dtype, or load them from the cache; the first use does it otherwise.
 
-    rewriting: those for rows that rules rewrite too.
+    rewriting: those for rows that rules rewrite, and for what the rules remember, too.
     """
     rows, params = np.zeros((1, 8), dtype), SamplingParams(temperature=1.0, seed=0)
     sample(rows, params, positions=0)
-    if rewriting:
-        sample(rows, params, positions=0, masks=np.ones((1, 1), np.int32))
+    if rewriting and HAVE_NUMBA:
+        params = SamplingParams(temperature=1.0, seed=0, repetition_penalty=2, no_repeat_ngram_size=2)
+        sample(rows, params, prompts=[[1, 2]], outputs=[[1]])
+        history, slot, token = History(1, 8), np.zeros(1, np.int32), np.ones(1, np.int32)
+        rules = Rules(1, 8, history)
+        history.start(0, token)
+        rules.start(0, Context(params, token))
+        history.append(slot, token)
+        rules.append(slot, token)
 
 
 def params_of_rows(params: SamplingParams | Sequence[SamplingParams], num_rows: int) -> list[SamplingParams]:

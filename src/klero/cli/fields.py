@@ -1,0 +1,118 @@
+"""The options that are fields of SamplingParams: one table, and a decorator that gives a command those it takes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from klero.errors import OptionError
+
+TOKEN = "Which token"
+MORE = "More filters"
+CHANGES = "Bias, penalties and bans"
+
+
+def _option(kind: Any, panel: str, text: str) -> Any:
+    return Annotated[kind | None, typer.Option(rich_help_panel=panel, help=text)]
+
+
+SHAPING = {
+    "temperature": _option(float, TOKEN, "0 .. 1e6; unset, with top-k and top-p: greedy."),
+    "top_k": _option(int, TOKEN, "Keep the k most likely; 0 or -1: off."),
+    "top_p": _option(float, TOKEN, "Keep the shortest prefix with this mass."),
+    "min_p": _option(float, TOKEN, "Keep tokens this likely beside the first."),
+}
+SEED = {"seed": _option(int, TOKEN, "0 .. 2^64-1; unset: a fresh one for each prompt, printed.")}
+FILTERS = {
+    "top_n_sigma": _option(float, MORE, "Keep logits this many deviations from the largest."),
+    "epsilon_cutoff": _option(float, MORE, "Keep tokens at least this likely."),
+    "eta_cutoff": _option(float, MORE, "The same, less strict at high entropy."),
+    "top_a": _option(float, MORE, "Keep those above this times the largest squared."),
+    "typical_p": _option(float, MORE, "Keep the nearest to the entropy, to this mass."),
+    "xtc_probability": _option(float, MORE, "How often XTC drops the most likely tokens."),
+    "xtc_threshold": _option(float, MORE, "What XTC takes for likely; unset: 0.1."),
+    "top_p_decay": _option(float, MORE, "Multiply top-p by this after each token."),
+    "top_p_min": _option(float, MORE, "Where the decay ends; unset: 1e-6."),
+    "top_p_reset_id": _option(int, MORE, "After this token top-p begins anew."),
+}
+REWRITING = {
+    "logit_bias": _option(list[str], CHANGES, "ID=NUMBER, added; -inf bans; may be repeated."),
+    "repetition_penalty": _option(float, CHANGES, "On what occurred, the prompt included; 1: off."),
+    "presence_penalty": _option(float, CHANGES, "-2 .. 2, taken off what was generated."),
+    "frequency_penalty": _option(float, CHANGES, "-2 .. 2, the same, each time it occurred."),
+    "prompt_ignore_length": _option(int, CHANGES, "Both count the prompt after so many tokens."),
+    "bad_token_ids": _option(list[str], CHANGES, "ID, or ID,ID,... in a row; may be repeated."),
+    "no_repeat_ngram_size": _option(int, CHANGES, "No run of so many tokens twice."),
+    "allowed_token_ids": _option(list[str], CHANGES, "ID,ID,...: no other; may be repeated."),
+}
+BAD_WORDS = {"bad_words": _option(list[str], CHANGES, "Never generate this text; may be repeated.")}
+
+
+def takes(*tables: dict[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of these tables in place of its `**fields`, which then holds those that were given.
+
+    `fields` arrive as SamplingParams takes them. OptionError for text that is not what the option holds.
+    """
+    options = {name: option for table in tables for name, option in table.items()}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            fields = {name: given.pop(name) for name in options}
+            command(**given, **read_fields(fields))
+
+        hints = get_type_hints(command, include_extras=True)
+        own = [p.replace(annotation=hints[p.name]) for p in inspect.signature(command).parameters.values()]
+        named = inspect.Parameter.KEYWORD_ONLY
+        added = [inspect.Parameter(name, named, default=None, annotation=kind) for name, kind in options.items()]
+        kept = [p.replace(kind=named) for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        parameters = [*added, *kept]  # help shows panels in this order
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        return run
+
+    return decorate
+
+
+def read_fields(given: dict[str, Any]) -> dict[str, Any]:
+    """The options that were given, as fields: lists of ids and pairs are read from their text."""
+    return {name: READ.get(name, _as_it_is)(value) for name, value in given.items() if value not in (None, [])}
+
+
+def ids_of(option: str, text: str) -> list[int]:
+    """Token ids from "1,2,3"; nothing from an empty text."""
+    try:
+        return [int(part) for part in text.split(",")] if text.strip() else []
+    except ValueError:
+        raise OptionError(f"{option} {text!r}: must be token ids with commas between them") from None
+
+
+def _bias(texts: list[str]) -> list[tuple[int, float]]:
+    return [_pair(text) for text in texts]
+
+
+def _pair(text: str) -> tuple[int, float]:
+    token_id, _, number = text.partition("=")
+    try:
+        return int(token_id), float(number)
+    except ValueError:
+        raise OptionError(f"--logit-bias {text!r}: must be ID=NUMBER, such as 42=-1.5, or 42=-inf for a ban") from None
+
+
+def _bad(texts: list[str]) -> list[list[int]]:
+    return [ids_of("--bad-token-ids", text) for text in texts]
+
+
+def _allowed(texts: list[str]) -> list[int]:
+    return [token_id for text in texts for token_id in ids_of("--allowed-token-ids", text)]
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+READ: dict[str, Callable[[Any], Any]] = {"logit_bias": _bias, "bad_token_ids": _bad, "allowed_token_ids": _allowed}
