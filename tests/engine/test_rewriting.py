@@ -35,7 +35,7 @@ KERNEL = SamplingParams(
     temperature=1.2, seed=6, max_tokens=16, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.3,
     prompt_ignore_length=2, logit_bias={5: 1.5, 7: -np.inf, 9: -2}, bad_token_ids=[13, [14, 16], [2, 3, 8]],
     no_repeat_ngram_size=2, min_tokens=12, stop_token_ids=[11, [12, 17]], allowed_token_ids=[*range(28), 30],
-    top_p=0.98, top_p_decay=0.9, top_p_min=0.5, top_p_reset_id=10, top_n_sigma=2.5, epsilon_cutoff=0.001, top_a=0.01,
+    top_p=0.98, top_p_decay=0.9, top_p_min=0.5, top_p_reset_id=10, top_n_sigma=2.5, epsilon_cutoff=0.015, top_a=0.3,
     xtc_probability=0.5, xtc_threshold=0.06,
 )  # fmt: skip
 HOSTED = SamplingParams(
@@ -345,4 +345,5 @@ def test_a_live_module_never_says_a_bad_word():
     assert "ca" in text()
     assert "b" not in text(bad_words="b")
     assert "ca" not in text(bad_words=["ca"])
-    assert max(llm.generate("a", SamplingParams(temperature=100.0, seed=1, max_tokens=50))[0].outputs[0].token_ids) < 257
+    (hot,) = llm.generate("a", SamplingParams(temperature=100.0, seed=1, max_tokens=50))
+    assert max(hot.outputs[0].token_ids) < 257  # the tokenizer has no more, though the logits do

@@ -97,6 +97,17 @@ def test_BN_03_a_running_neighbour_goes_on():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("words", [((-1,),), ((3, -1),), ((8,),), ((2**31,),), ((2,), ())])
+def test_BN_03_bad_words_that_are_no_ids_take_no_seat(words, backend):
+    """-1 would be the last id of the vocabulary, or somebody else's memory."""
+    sampler = Sampler(num_slots=1, vocab_size=8, max_len=8, backend=backend)
+    with pytest.raises(ParameterError, match="bad_word_ids"):
+        sampler.setup_step([Seat("a", SamplingParams(bad_words="x"), [0], seed=0, bad_word_ids=words)])
+    assert sampler.slots.num_free == 1
+    assert bad_word_ids(["x"], lambda text: words[-1] or (8,), 8) == ()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_BN_03_a_large_bias_is_a_number_like_any_other(backend):
     """The bound of 100 belongs to a server's protocol; here every finite number is added as it is."""
     assert row_after(backend, [1.0] * 8, logit_bias={"5": 101}).tolist() == [1, 1, 1, 1, 1, 102, 1, 1]

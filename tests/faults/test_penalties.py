@@ -79,7 +79,7 @@ def test_PN_07_a_penalised_row_joins_and_the_others_keep_every_bit(backend):
     assert run(joins=True) == run(joins=False)
 
 
-def test_PN_09_a_chunk_of_a_prompt_changes_no_state(backend):
+def test_PN_09_a_chunk_of_a_prompt_changes_no_state(backend, monkeypatch):
     """Chunks of 4, 4 and 2: no token is drawn before the last, and then only the prompt is there."""
     prompt, seen = [7, 3, 3, 9, 1, 5, 5, 5, 2, 8], []
 
@@ -88,12 +88,12 @@ def test_PN_09_a_chunk_of_a_prompt_changes_no_state(backend):
 
     def run(budget, **fields):
         engine = Engine(PagedToyModel(vocab_size=16), max_num_batched_tokens=budget, block_size=4)
-        engine.sampler = Sampler(num_slots=64, vocab_size=16, max_len=256, backend=backend)
-        engine.batch.history = engine.sampler.history
+        assert engine.sampler.backend == backend
         params = SamplingParams(temperature=1.0, seed=5, frequency_penalty=1.0, max_tokens=6, **fields)
         engine.add_request("a", prompt, params)
-        return [o for _ in range(12) for o in engine.step()][0].outputs[0].token_ids
+        return next(o for _ in range(12) for o in engine.step()).outputs[0].token_ids
 
+    monkeypatch.setattr("klero.sampling.sampler.choose_backend", lambda asked: backend)
     tokens = run(4)
     assert tokens == run(64) == run(4, logits_processors=watch)
     assert seen == [prompt + list(tokens[:k]) for k in range(6)]

@@ -27,7 +27,7 @@ def bad_word_ids(words: Sequence[str], encode: Encode | None, vocab_size: int) -
         both = [tuple(int(i) for i in encode(text)) for text in (word, " " + word)]
         if not both[0]:
             raise ParameterError([Fault("bad_words", word, "has no tokens in this tokenizer; leave it out")])
-        sequences |= dict.fromkeys(ids for ids in both if ids and max(ids) < vocab_size)
+        sequences |= dict.fromkeys(ids for ids in both if ids and 0 <= min(ids) <= max(ids) < vocab_size)
     return tuple(sequences)
 
 

@@ -232,8 +232,9 @@ class Sampler:
             raise ParameterError(faults)
         ends = tuple(ids_of("end_token_ids", seat.end_token_ids or (), self.vocab_size).tolist())
         return dataclasses.replace(
-            seat, prompt_ids=prompt, output_ids=output, seed=seed_bits(seed or 0), child=int(child), end_token_ids=ends
-        )
+            seat, prompt_ids=prompt, output_ids=output, seed=seed_bits(seed or 0), child=int(child), end_token_ids=ends,
+            bad_word_ids=_words(seat, self.vocab_size),
+        )  # fmt: skip
 
     def _seat(self, seat: Seat) -> Slot:
         slot, params, output = self.slots.take(seat.owner), seat.params, np.asarray(seat.output_ids)
@@ -338,3 +339,11 @@ def _ids(name: str, seat: Seat, width: int) -> npt.NDArray[np.int32]:
         return ids_of(name, getattr(seat, name), width)
     except ParameterError as error:
         raise RequestError(f"{seat.owner}: {error}") from None
+
+
+def _words(seat: Seat, width: int) -> tuple[tuple[int, ...], ...]:
+    """The bad words of a seat, if all their ids are ids."""
+    words = [tuple(ids_of("bad_word_ids", ids, width).tolist()) for ids in seat.bad_word_ids or ()]
+    if not all(words):
+        raise ParameterError([Fault("bad_word_ids", seat.bad_word_ids, "must not hold an empty word; leave it out")])
+    return tuple(words)
