@@ -83,8 +83,8 @@ def candidates(rows: Any, calls: int) -> list[Candidate]:
             made.append(Candidate((filters, rule, "klero"), lambda batch=batch: batch.call(rows), R))
         masked = Batch([plain] * R, 3 * calls)
         for name, mask in masks.items():
-            call = lambda masked=masked, mask=mask: masked.call(rows, mask)
-            made.append(Candidate((filters, name, "klero"), call, R))
+            key = (filters, name, "klero")
+            made.append(Candidate(key, lambda masked=masked, mask=mask: masked.call(rows, mask), R))
     made.append(Candidate(("", "penalties alone", "torch, dense counts"), torch_penalties(rows), R))
     return made
 
