@@ -19,6 +19,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+STOPS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""What a caller's code may raise to stop more than its own row."""
+
+
+def told(error: BaseException) -> str:
+    """Say what a caller's code raised, even if the error cannot be printed."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
+def name_of(function: object) -> str:
+    """What to call a caller's function in a message, even if it does not want to be asked."""
+    try:
+        return str(getattr(function, "__name__", type(function).__name__))
+    except Exception:
+        return type(function).__name__
+
 
 class KleroError(Exception):
     """Base of everything that klero raises on purpose."""

@@ -69,22 +69,25 @@ def all_allowed(width):
     return np.full(-(-width // 32), -1, np.int32)
 
 
-def drawn(rows, asked, ends, backend="auto"):
+def drawn(rows, asked, ends, backend="auto", padded_from=None):
     """What klero.sample makes of a batch: (token, status, number kept, message) by row."""
     width = rows.shape[1]
     masks = np.stack([all_allowed(width) if mask is None else mask for *_, mask in asked])
     result = sample(
         rows, [params for params, *_ in asked], prompts=[prompt for _, prompt, *_ in asked],
         outputs=[output for _, _, output, _ in asked], masks=masks, end_token_ids=ends, seeds=7,
-        backend=backend,
+        backend=backend, padded_from=padded_from,
     )  # fmt: skip
     told = [result.messages.get(r) for r in range(len(rows))]
     return list(zip(result.token_ids.tolist(), result.status.tolist(), result.num_kept.tolist(), told, strict=True))
 
 
-@given(batches())
-def test_kernel_and_reference_agree(batch):
-    assert drawn(*batch, backend="cpu") == drawn(*batch, backend="reference")
+@given(batches(), st.floats(0, 1))
+def test_kernel_and_reference_agree(batch, share):
+    padded_from = max(1, round(share * batch[0].shape[1]))
+    right = drawn(*batch, backend="reference", padded_from=padded_from)
+    assert drawn(*batch, backend="cpu", padded_from=padded_from) == right
+    assert all(token < padded_from for token, *_ in right)
 
 
 @given(batches())
@@ -96,10 +99,12 @@ def test_a_row_alone_is_a_row_in_a_batch(batch):
         assert drawn(rows[r : r + 1], asked[r : r + 1], ends) == together[r : r + 1]
 
 
-@given(batches(), st.sampled_from(["cpu", "reference"]))
-def test_the_sampler_over_slots_agrees(batch, backend):
+@given(batches(), st.sampled_from(["cpu", "reference"]), st.floats(0, 1))
+def test_the_sampler_over_slots_agrees(batch, backend, share):
     rows, asked, ends = batch
-    sampler = Sampler(num_slots=len(rows) + 1, vocab_size=rows.shape[1], max_len=60, backend=backend)
+    padded_from = max(1, round(share * rows.shape[1]))
+    sizes = {"num_slots": len(rows) + 1, "vocab_size": rows.shape[1], "max_len": 60, "padded_from": padded_from}
+    sampler = Sampler(**sizes, backend=backend)
     seats = [
         Seat(f"{r}", params, prompt, 7, output_ids=output, end_token_ids=ends)
         for r, (params, prompt, output, _) in enumerate(asked)
@@ -108,7 +113,7 @@ def test_the_sampler_over_slots_agrees(batch, backend):
     slots = sampler.setup_step(seats)
     masks = np.stack([all_allowed(rows.shape[1]) if mask is None else mask for *_, mask in asked])
     state = sampler.sample_async(sampler.step_of(slots), rows, masks)
-    right = drawn(rows, asked, ends)
+    right = drawn(rows, asked, ends, padded_from=padded_from)
     assert state.host.token_ids.tolist() == [token for token, *_ in right]
     assert state.host.status.tolist() == [status for _, status, *_ in right]
     for update, (token, _, _, told) in zip(sampler.update_requests(state), right, strict=True):
@@ -166,3 +171,67 @@ def test_padding_is_neither_read_nor_drawn(backend):
         result = sample(rows, SamplingParams(**asked), padded_from=3, backend=backend, **told)
         assert result.token_ids.tolist() == [2, 2, 2]
         assert result.status.tolist() == [0, 0, 0]
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+
+def raise_unprintable(*_):
+    raise Unprintable
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("field", ["logits_processors", "filters"])
+def test_an_error_that_cannot_be_printed_ends_its_own_row(field, backend):
+    params = [SamplingParams(temperature=1.0, **{field: raise_unprintable}), SamplingParams(temperature=0.0)]
+    told = {"prompts": [[1]] * 2, "outputs": [[]] * 2, "seeds": 1}
+    result = sample(np.float32([[1, 2], [1, 2]]), params, backend=backend, **told)
+    assert result.status.tolist() == [3, 0]
+    assert result.token_ids.tolist() == [-1, 1]
+    assert result.messages[0].endswith("raised Unprintable")
+
+
+def test_half_a_history_is_no_history():
+    for told in ({"prompts": [[1]]}, {"outputs": [[1]]}):
+        with pytest.raises(ParameterError, match="reads the history"):
+            sample(np.zeros((1, 4), np.float32), SamplingParams(repetition_penalty=2), positions=1, **told)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_an_allow_list_may_name_padding(backend):
+    sampler = Sampler(num_slots=2, vocab_size=128, max_len=9, padded_from=50, backend=backend)
+    asked = SamplingParams(allowed_token_ids=[3, 100])
+    slots = sampler.setup_step([Seat("a", asked, [1], 0), Seat("b", SamplingParams(), [1], 0)])
+    rows = np.zeros((2, 128), np.float32)
+    rows[:, 100] = 9
+    masks = np.full((2, 4), -1, np.int32)
+    masks.flags.writeable = False
+    assert sampler.sample_async(sampler.step_of(slots), rows, masks).host.token_ids.tolist() == [3, 0]
+
+
+def test_a_seat_that_fails_takes_no_slot(monkeypatch):
+    sampler = Sampler(num_slots=2, vocab_size=8, max_len=9)
+    good, bad = (Seat(name, SamplingParams(logit_bias={1: 1}), [1], 0) for name in ("good", "bad"))
+    monkeypatch.setattr(sampler.rules, "start", lambda index, at: 1 / (1 - index))
+    with pytest.raises(ZeroDivisionError):
+        sampler.setup_step([good, bad])
+    assert sampler.slots.num_free == 2
+
+
+def test_a_filter_cannot_change_the_row():
+    def forge(row):
+        row.ids.setflags(write=True)
+        row.ids[:] = 3
+        return len(row)
+
+    asked = SamplingParams(temperature=1.0, filters=forge, bad_token_ids=[3])
+    result = sample(np.zeros((20, 4), np.float32), asked, positions=0, seeds=np.arange(20))
+    assert set(result.token_ids.tolist()) == {0, 1, 2}
+
+
+def test_masks_of_the_other_byte_order():
+    for order in "<>":
+        masks = np.array([[8]], f"{order}i4")
+        assert sample(np.zeros((1, 32), np.float32), SamplingParams(), positions=0, masks=masks).token_ids == [3]

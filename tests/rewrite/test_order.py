@@ -20,6 +20,12 @@ def test_repetition_once_per_token_and_by_the_sign():
     assert after([2, -1, 0.5, 3], [0], [0, 0, 1], repetition_penalty=1.5) == [1.333333, -1.5, 0.5, 3]
 
 
+def test_the_reciprocal_is_rounded_once():
+    """float32(1 / 1.1) is 0x3f68ba2f; float32(1) / float32(1.1) would be one place below."""
+    row = rewrite_row(np.float32([1, 9]), Context(SamplingParams(repetition_penalty=1.1), np.int32([0]))).logits
+    assert row.view(np.uint32)[0] == 0x3F68BA2F
+
+
 @pytest.mark.parametrize("logit, count, right", [(2, 2, 0.666667), (-1, 1, -1.95), (0, 3, -1.25)])
 def test_all_three_penalties(logit, count, right):
     asked = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.25}
@@ -122,6 +128,14 @@ def test_a_processor_sees_real_ids_and_lifts_no_ban():
     assert seen == [[1, 0, 2]]
 
 
+class Panic(BaseException):
+    """What bindings of other languages raise: no Exception."""
+
+
+def panic(token_ids, row):
+    raise Panic
+
+
 @pytest.mark.parametrize(
     "processor, says",
     [
@@ -129,7 +143,9 @@ def test_a_processor_sees_real_ids_and_lifts_no_ban():
         (lambda ids, row: row[:2], r"shape \(2,\); it must return a row \(3,\)"),
         (lambda ids, row: row * np.nan, "NaN or \\+inf"),
         (lambda ids, row: row + np.inf, "NaN or \\+inf"),
-        (lambda ids, row: "text", "raised ValueError"),
+        (lambda ids, row: "text", "must return real numbers"),
+        (lambda ids, row: row + 1j, "must return real numbers"),
+        (panic, "raised Panic"),
     ],
 )
 def test_a_processor_that_fails_is_told(processor, says):

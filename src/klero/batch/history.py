@@ -39,10 +39,14 @@ class History:
 
     def rewind(self, index: int, length: int) -> None:
         """Forget all tokens after the first `length`; the prompt stays."""
+        self.check_rewind(index, length)
+        self.lengths[index] = length
+
+    def check_rewind(self, index: int, length: int) -> None:
+        """Raise SlotError for a length that a slot cannot go back to."""
         if not self.prompt_lengths[index] <= length <= self.lengths[index]:
             bounds = f"[{self.prompt_lengths[index]}, {self.lengths[index]}]"
             raise SlotError(f"slot {index}: cannot rewind to length {length}, must be in {bounds}")
-        self.lengths[index] = length
 
     def tokens(self, index: int) -> npt.NDArray[np.int32]:
         """The tokens of a slot, prompt first; a copy."""

@@ -79,9 +79,9 @@ class LLM:
         self._ids = itertools.count()
         self._turns = Turns(self.engine)
         self._tokenizer_lock = threading.Lock()
-        warm_up(np.float32)
+        warm_up(np.float32, rewriting=True)
         if "bfloat16" in str(getattr(getattr(loaded, "module", None), "dtype", "")):
-            warm_up(np.uint16)
+            warm_up(np.uint16, rewriting=True)
         self._watch.look()
 
     def generate(

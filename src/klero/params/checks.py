@@ -174,8 +174,9 @@ def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
 
 def vector(value: Any) -> Vector:
     """A list or array of one number for each token, each finite in binary32 or -inf."""
-    if isinstance(value, Vector):
-        return value
+    given = value
+    if isinstance(given, Vector):
+        value = given.array
     rule = "must be a list or array [vocabulary] of finite numbers of binary32, or -inf for a ban"
     if isinstance(value, str | bytes | Mapping | set | frozenset):
         raise Broken(rule)
@@ -189,7 +190,7 @@ def vector(value: Any) -> Vector:
         rounded = array.astype(np.float32)
     if not (np.isfinite(rounded) | np.isneginf(array)).all():
         raise Broken(rule)
-    return Vector(rounded)
+    return given if isinstance(given, Vector) else Vector(rounded)
 
 
 def optional(check: Check) -> Check:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from klero.batch.ngrams.reference import followers
 from klero.lots.mass import canonical
 from klero.params import SamplingParams
 from klero.rewrite.bans import reference as bans
@@ -27,7 +28,7 @@ BOOL = npt.NDArray[np.bool_]
 
 
 class Change(NamedTuple):
-    """A rule that changes logits. fields: those of SamplingParams that ask for it; why: the reason for its place."""
+    """A rule that changes logits. name: its fields; asked: whether a request asks for it; apply: the row after it."""
 
     name: str
     asked: Callable[[SamplingParams], bool]
@@ -36,7 +37,7 @@ class Change(NamedTuple):
 
 
 class Ban(NamedTuple):
-    """A rule that bans. banned: ids, or bool [V]; an empty list while it bans nothing."""
+    """A rule that bans. banned(context, V): ids, or bool [V]; an empty list while it bans nothing."""
 
     name: str
     asked: Callable[[Context], bool]
@@ -101,7 +102,7 @@ BANS = (
     Ban(
         "no_repeat_ngram_size",
         lambda at: at.params.no_repeat_ngram_size > 0,
-        lambda at, width: bans.ngrams(at.params.no_repeat_ngram_size, at.history),
+        lambda at, width: sorted(followers(at.params.no_repeat_ngram_size, at.history.tolist())),
         "as above",
     ),
     Ban(

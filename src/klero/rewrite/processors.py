@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from klero.errors import STOPS, name_of, told
 from klero.rewrite.context import Context
 
 F32 = npt.NDArray[np.float32]
@@ -19,13 +20,17 @@ def process(row: F32, at: Context) -> tuple[F32, str | None]:
     """
     banned = np.isneginf(row)
     for processor in at.params.logits_processors:
-        name = getattr(processor, "__name__", type(processor).__name__)
-        given = row.copy()
+        name, given = name_of(processor), row.copy()
         try:
             returned = processor(at.history.copy(), given)
-            after = np.array(given if returned is None else returned, np.float32)
-        except Exception as error:  # a caller's code may raise anything; its own row pays for it
-            return row, f"logits_processors: {name} raised {type(error).__name__}: {error}"
+            array = np.asarray(given if returned is None else returned)
+            after = np.array(array, np.float32) if array.dtype.kind in "fiu" else None
+        except STOPS:
+            raise
+        except BaseException as error:  # a caller's code may raise anything (a panic of Rust too); its row pays for it
+            return row, f"logits_processors: {name} raised {told(error)}"
+        if after is None:
+            return row, f"logits_processors: {name} returned {array.dtype}; it must return real numbers"
         if after.shape != row.shape:
             return row, f"logits_processors: {name} returned shape {after.shape}; it must return a row {row.shape}"
         after[banned] = -np.inf

@@ -110,6 +110,7 @@ class Rules:
     def rewind(self, index: int, length: int) -> None:
         """Take back what came after the first `length` tokens. The history still has it, and is rewound after this."""
         history, before = self._history.ids[index], int(self._history.lengths[index])
+        self._history.check_rewind(index, length)
         if self._columns["counted"][index]:
             self._counts.rewind(index, history[length:before])
         if self._columns["ngram_sizes"][index]:

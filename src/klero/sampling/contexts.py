@@ -17,7 +17,14 @@ I32 = npt.NDArray[np.int32]
 
 
 def contexts_of(
-    params: Sequence[SamplingParams], width: int, *, prompts: Any, outputs: Any, masks: Any, end_token_ids: Any
+    params: Sequence[SamplingParams],
+    width: int,
+    *,
+    padded_from: int,
+    prompts: Any,
+    outputs: Any,
+    masks: Any,
+    end_token_ids: Any,
 ) -> dict[int, Context]:
     """The contexts of the rows that anything rewrites, by row. Raises ParameterError for what does not fit.
 
@@ -25,10 +32,10 @@ def contexts_of(
     """
     prompt_of = histories("prompts", prompts, len(params), width)
     output_of = histories("outputs", outputs, len(params), width)
-    mask_of = read_masks(masks, len(params), width)
+    mask_of = read_masks(masks, len(params), width, padded_from)
     masked = np.zeros(len(params), bool) if mask_of is None else (mask_of != -1).any(axis=1)
     ends = () if end_token_ids is None else tuple(ids_of("end_token_ids", end_token_ids, width).tolist())
-    told = prompts is not None or outputs is not None
+    told = prompts is not None and outputs is not None
     contexts = {}
     for r, one in enumerate(params):
         if masked[r] or one.rewrites or one.min_tokens or one.decay or one.needs_reference:
@@ -62,8 +69,8 @@ def ids_of(name: str, given: Any, width: int) -> I32:
     return ids.astype(np.int32)
 
 
-def read_masks(masks: Any, num_rows: int, width: int) -> I32 | None:
-    """Masks as int32 [R, ceil(V / 32)]; what lies beyond a narrower mask is banned."""
+def read_masks(masks: Any, num_rows: int, width: int, padded_from: int) -> I32 | None:
+    """Masks as int32 [R, W] for the columns before the padding; what lies beyond a narrower mask is banned."""
     if masks is None:
         return None
     words = -(-width // 32)
@@ -74,10 +81,11 @@ def read_masks(masks: Any, num_rows: int, width: int) -> I32 | None:
     if given.shape[1] > words:
         rule = f"must not be wider than the logits: {words} words hold {width} bits"
         raise ParameterError([Fault("masks", given.shape, rule)])
-    if given.shape[1] == words:
-        return np.ascontiguousarray(given).view(np.int32)
-    whole = np.zeros((num_rows, words), np.int32)
-    whole[:, : given.shape[1]] = given.view(np.int32)
+    given, kept = given.astype(given.dtype.newbyteorder("="), copy=False), -(-padded_from // 32)
+    if given.shape[1] == kept and given.flags.c_contiguous and given.flags.writeable:  # one kind of array for kernels
+        return given.view(np.int32)
+    whole = np.zeros((num_rows, kept), np.int32)
+    whole[:, : given.shape[1]] = given[:, :kept].view(np.int32)
     return whole
 
 

@@ -101,15 +101,16 @@ def explain(
     if raw.shape[0] != 1:
         raise ParameterError([Fault("logits_row", raw.shape, "must be one row [V]")])
     prompts, outputs, masks = (None if given is None else [given] for given in (prompt, output, mask))
+    width = width_without_padding(padded_from, raw.shape[1])
     contexts = contexts_of(
-        [params], raw.shape[1], prompts=prompts, outputs=outputs, end_token_ids=end_token_ids,
+        [params], raw.shape[1], padded_from=width, prompts=prompts, outputs=outputs, end_token_ids=end_token_ids,
         masks=None if masks is None else np.asarray(mask)[None],
     )  # fmt: skip
     at = contexts.get(0, Context(params))
     bits = _one_seed(params, seed)
     where = counters("position", positions_of(prompts, outputs) if position is None else position, 1)
     children = counters("child", child, 1)
-    raw_row = raw[0, : width_without_padding(padded_from, raw.shape[1])]
+    raw_row = raw[0, :width]
     return _explained(raw_row, at, bits, int(where[0]), int(children[0]))
 
 

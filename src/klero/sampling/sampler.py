@@ -12,7 +12,16 @@ import numpy.typing as npt
 
 from klero.batch import Column, Columns, History, Slot, Slots, Step
 from klero.device import Backend, choose_backend
-from klero.errors import Fault, LogitsError, OptionError, ParameterError, RequestError, SlotError
+from klero.errors import (
+    STOPS,
+    Fault,
+    LogitsError,
+    OptionError,
+    ParameterError,
+    RequestError,
+    SlotError,
+    told,
+)
 from klero.params import NEUTRAL, ROW_DTYPE, SamplingParams, check_seed, seed_bits
 from klero.params.decay import next_top_p, top_p_after
 from klero.params.together import nothing_allowed
@@ -128,7 +137,16 @@ class Sampler:
         seats = [self._checked(seat) for seat in scheduled]
         if len(seats) > self.slots.num_free:
             raise SlotError(f"{len(seats)} sequences for {self.slots.num_free} free slots; release some first")
-        return [self._seat(seat) for seat in seats]
+        taken: list[Slot] = []
+        try:
+            for seat in seats:
+                taken.append(self.slots.take(seat.owner))
+                self._seat(taken[-1], seat)
+        except BaseException:
+            for slot in taken:
+                self.release(slot)
+            raise
+        return taken
 
     def step_of(self, slots: Sequence[Slot]) -> Step:
         """Build the Step that gives each of these sequences, in this order, its next token."""
@@ -143,7 +161,7 @@ class Sampler:
         ParameterError; nothing changed.
         """
         self._check(step)
-        read, masks = self._read(step, logits), read_masks(masks, step.num_rows, self.vocab_size)
+        read, masks = self._read(step, logits), read_masks(masks, step.num_rows, self.vocab_size, self.padded_from)
         slots = step.slot_of_row
         seeds, params = self.columns["seed"][slots], self.columns["row"][slots]
         at = step.position_of_row, step.child_of_row
@@ -226,6 +244,9 @@ class Sampler:
         if params.bad_words and seat.bad_word_ids is None:
             rule = "are text, and the sampler has no tokenizer; give Seat.bad_word_ids"
             faults.append(Fault("bad_words", params.bad_words, rule))
+        if seat.bad_word_ids and not params.bad_words:
+            rule = "stand without bad_words, which they spell; give them as bad_token_ids"
+            faults.append(Fault("bad_word_ids", seat.bad_word_ids, rule))
         if fault := nothing_allowed(params, seat.bad_word_ids or ()):
             faults.append(fault)
         if faults:
@@ -236,8 +257,8 @@ class Sampler:
             bad_word_ids=_words(seat, self.vocab_size),
         )  # fmt: skip
 
-    def _seat(self, seat: Seat) -> Slot:
-        slot, params, output = self.slots.take(seat.owner), seat.params, np.asarray(seat.output_ids)
+    def _seat(self, slot: Slot, seat: Seat) -> None:
+        params, output = seat.params, np.asarray(seat.output_ids)
         self.history.start(slot.index, seat.prompt_ids, output)
         self._held[slot.index] = Held(slot, seat)
         top_p = 0 if params.decay is None else top_p_after(params.decay, output.tolist())
@@ -248,7 +269,6 @@ class Sampler:
         )  # fmt: skip
         if self.rules is not None and (params.rewrites or params.min_tokens):
             self.rules.start(slot.index, self._context(slot.index))
-        return slot
 
     def _context(self, index: int, masks: npt.NDArray[np.int32] | None = None, r: int = 0) -> Context:
         """What the rewriting of a slot's next row depends on."""
@@ -326,8 +346,10 @@ class Sampler:
             token_ids.append(int(state.host.token_ids[r]))
             try:
                 finished = finish.push(token_ids[-1]) if finish else None
-            except Exception as error:  # a tokenizer or a caller's rules may raise anything; the neighbours go on
-                return TokenUpdate(slot, tuple(token_ids), None, f"{type(error).__name__}: {error}")
+            except STOPS:
+                raise
+            except BaseException as error:  # a tokenizer or a caller's rules may raise anything; the neighbours go on
+                return TokenUpdate(slot, tuple(token_ids), None, told(error))
             if finished is not None:
                 return TokenUpdate(slot, tuple(token_ids), finished)
         return TokenUpdate(slot, tuple(token_ids), None)

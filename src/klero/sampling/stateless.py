@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -64,7 +65,8 @@ def sample(
     width = width_without_padding(padded_from, width)
     listed = params_of_rows(params, num_rows)
     contexts = contexts_of(
-        listed, read.rows.shape[1], prompts=prompts, outputs=outputs, masks=masks, end_token_ids=end_token_ids
+        listed, read.rows.shape[1], padded_from=width, prompts=prompts, outputs=outputs, masks=masks,
+        end_token_ids=end_token_ids,
     )
     rows = stack_rows([one.row for one in listed])
     for r, at in contexts.items():
@@ -147,9 +149,9 @@ def width_without_padding(padded_from: int | None, width: int) -> int:
     """The columns that are tokens; the others are padding."""
     if padded_from is None:
         return width
-    if isinstance(padded_from, bool) or not isinstance(padded_from, int) or not 1 <= padded_from <= width:
+    if isinstance(padded_from, bool) or not hasattr(padded_from, "__index__") or not 1 <= padded_from <= width:
         raise ParameterError([Fault("padded_from", padded_from, f"must be an integer in [1, {width}], or None")])
-    return padded_from
+    return operator.index(padded_from)
 
 
 def resolve_seeds(

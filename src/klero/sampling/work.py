@@ -2,8 +2,8 @@
 
 plain: temperature, filters of the fused path, greedy; the kernel reads the model's row and nothing else. patched: bias,
 penalties, bans and masks, seen through by the same kernel. hosted: custom processors, `embedding_bias`, filters of
-one's own, typical-p; the row is rewritten by the reference. The token does not depend on the road, and a row never
-slows another.
+one's own, typical-p; the row is rewritten by the reference, one such row after the other. The token does not depend on
+the road, and what a row asks for changes no other's road.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ class Work:
                 self._set(r, NO_TOKEN, FAILED, 0, row.error)
                 continue
             self._sample_hosted(r, row.logits, at)
-            if self.status[r] == EMPTY:
-                self.messages[r] = message(EMPTY, int(self.positions[r]), row.rules)
+            if self.status[r] in (BAD, EMPTY):
+                self.messages[r] = message(int(self.status[r]), int(self.positions[r]), row.rules)
 
     def _sample_hosted(self, r: int, logits: npt.NDArray[np.float32], at: Context) -> None:
         """Sample one row that was rewritten: by the kernel, unless its filters need the reference."""

@@ -19,14 +19,6 @@ def suffixes(words: Words, history: IDS) -> list[int]:
     return [word[-1] for word in words if len(word) == 1 or tail[1 - len(word) :] == list(word[:-1])]
 
 
-def ngrams(size: int, history: IDS) -> list[int]:
-    """Every id that followed the last size - 1 tokens somewhere in the history."""
-    tokens = history.tolist()
-    starts = range(len(tokens) - size + 1)
-    last = tokens[len(tokens) - size + 1 :]
-    return [tokens[i + size - 1] for i in starts if tokens[i : i + size - 1] == last]
-
-
 def min_tokens_words(params: SamplingParams, model_end_ids: Iterable[int]) -> tuple[tuple[int, ...], ...]:
     """What may not end the output before min_tokens: end ids (the model's unless ignored), stop ids and sequences."""
     if params.min_tokens == 0:
@@ -42,7 +34,7 @@ def disallowed(mask: npt.NDArray[np.int32], width: int) -> npt.NDArray[np.bool_]
 
 
 def bitmask(allowed_ids: Iterable[int], width: int) -> npt.NDArray[np.int32]:
-    """The mask that allows these ids alone: int32 [ceil(V / 32)]."""
+    """The mask that allows these ids alone: int32 [ceil(V / 32)]; ids of padding columns, past it, are left out."""
     bits = np.zeros(-(-width // 32) * 32, np.uint8)
-    bits[list(allowed_ids)] = 1
+    bits[[i for i in allowed_ids if i < width]] = 1
     return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)

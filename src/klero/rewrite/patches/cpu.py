@@ -11,6 +11,7 @@ from klero.device import inline, kernel
 from klero.lots.mass.cpu import I32, KEY_NEG_INF, KEY_POS_INF, flush, key_of_bits
 from klero.rewrite.bias.cpu import F32, add_bias
 from klero.rewrite.penalties.cpu import penalised
+from klero.rewrite.rules import ALWAYS
 from klero.rewrite.view.cpu import (
     BITS_NEG_INF,
     BLOCK,
@@ -27,16 +28,18 @@ from klero.rewrite.view.cpu import (
 
 U32 = np.uint32
 NOT_SEEN = I32(-1)
-ALWAYS = 0  # the kind of a word; the other is "while fewer than min_tokens were generated"
 
 
 class Room(NamedTuple):
     """Scratch for the patches of one row: at most one for each of V tokens. num: int64 [1], patches so far.
 
+    places: int32 [V], the patch of a token plus 1, 0 for none.
+
     none: int32 [0], the mask of a row without one.
     """
 
     num: Any
+    places: Any
     heads: Any
     links: Any
     ids: Any
@@ -55,29 +58,21 @@ def room_for_patches(width: int) -> Any:
     """Make the scratch for rows of a width."""
     blocks = (width + BLOCK - 1) // BLOCK
     return Room(
-        np.zeros(1, np.int64), np.empty(blocks, np.int32), np.empty(width, np.int32), np.empty(width, np.int32),
+        np.zeros(1, np.int64), np.zeros(width, np.int32),
+        np.empty(blocks, np.int32), np.empty(width, np.int32), np.empty(width, np.int32),
         np.empty(width, np.int32), np.empty(width, np.float32), np.empty(width, np.int32), np.empty(width, np.uint8),
         np.empty(blocks, np.uint8), np.empty(BLOCK, np.int32), np.empty(32, np.int32),
         np.empty(0, np.int32),
     )  # fmt: skip
 
 
-@kernel
+@inline
 def patch_of(room: Any, i: int) -> int:
     """The patch of a token; a new one changes nothing yet."""
-    j = room.heads[i // BLOCK]
-    while j >= 0:
-        if room.ids[j] == i:
-            return j
-        j = room.links[j]
-    return add_patch(room, i)
-
-
-@inline
-def add_patch(room: Any, i: int) -> int:
-    """A patch of a token that has none yet."""
+    if room.places[i] > 0:
+        return room.places[i] - 1
     j = room.num[0]
-    room.num[0] = j + 1
+    room.num[0] = room.places[i] = j + 1
     room.ids[j], room.biases[j], room.counts[j], room.banned[j] = i, F32(0), NOT_SEEN, 0
     room.links[j] = room.heads[i // BLOCK]
     room.heads[i // BLOCK] = j
@@ -86,16 +81,15 @@ def add_patch(room: Any, i: int) -> int:
 
 @kernel
 def list_patches(rules: Any, slot: int, width: int, room: Any) -> None:
-    """List every token that the rules of a slot name. Ids at `width` and above are padding and have no patch.
-
-    The tokens that occurred come first: they are many, each once, and need not be looked for among the others.
-    """
+    """List every token that the rules of a slot name. Ids at `width` and above are padding and have no patch."""
+    for j in range(room.num[0]):
+        room.places[room.ids[j]] = 0
     room.num[0] = 0
     room.heads[:] = -1
     scales = rules.penalties[slot].repetition != F32(1)
     for e in range(rules.num_seen[slot]):
         if (scales or rules.seen_counts[slot, e] > 0) and rules.seen_ids[slot, e] < width:
-            room.counts[add_patch(room, rules.seen_ids[slot, e])] = rules.seen_counts[slot, e]
+            room.counts[patch_of(room, rules.seen_ids[slot, e])] = rules.seen_counts[slot, e]
     for e in range(rules.bias_starts[slot], rules.bias_starts[slot + 1]):
         if rules.bias_ids[e] < width:
             room.biases[patch_of(room, rules.bias_ids[e])] = rules.bias_values[e]

@@ -28,9 +28,9 @@ PENALTIES = np.dtype([(name, np.float32) for name in Penalties._fields], align=T
 
 
 def penalties_of(params: SamplingParams) -> Penalties:
-    """Round what was asked, on the host. A repetition penalty below 2^-126 counts as that."""
+    """Round what was asked, once, on the host; 1/r from the binary64 r. Beyond binary32 it becomes the border."""
     repetition = max(np.float32(params.repetition_penalty), SMALLEST_NORMAL)
-    reciprocal = min(np.float32(1) / repetition, LARGEST)
+    reciprocal = np.float32(min(1 / max(params.repetition_penalty, float(SMALLEST_NORMAL)), float(LARGEST)))
     presence, frequency = np.float32(params.presence_penalty), np.float32(params.frequency_penalty)
     return Penalties(float(repetition), float(reciprocal), float(presence), float(frequency))
 

@@ -23,7 +23,7 @@ Agreement of kernel and reference: *set*, and as the set is an exact function of
 Filters of one's own and typical_p have no kernel.
 """
 
-from klero.sampling.filters.own import Filter, FilterFailed, keep_own, name_of
+from klero.sampling.filters.own import Filter, FilterFailed, keep_own
 from klero.sampling.filters.reference import cuts, min_p, needed_mass, top_p, total_order
 from klero.sampling.filters.sorted_row import SortedRow, weigh
 
@@ -34,7 +34,6 @@ __all__ = [
     "cuts",
     "keep_own",
     "min_p",
-    "name_of",
     "needed_mass",
     "top_p",
     "total_order",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from klero.errors import STOPS, name_of, told
 from klero.sampling.filters.sorted_row import SortedRow
 
 Filter = Callable[[SortedRow], Any]
@@ -19,22 +20,27 @@ class FilterFailed(Exception):
     """A filter raised, or returned what it may not; the text says which one and what."""
 
 
-def name_of(asked: Filter) -> str:
-    """The name of a filter for stages and messages."""
-    return str(getattr(asked, "__name__", type(asked).__name__))
-
-
 def keep_own(row: SortedRow, asked: Filter, reciprocal: np.float32) -> SortedRow:
     """Return what a filter leaves of a row, weighed anew. Raises FilterFailed."""
     try:
-        returned = asked(row)
-    except Exception as error:  # a caller's code may raise anything; its own row pays for it
-        raise FilterFailed(f"filters: {name_of(asked)} raised {type(error).__name__}: {error}") from error
+        returned = asked(row.copy())  # a filter may go as far as to write into read-only arrays
+    except STOPS:
+        raise
+    except BaseException as error:  # a caller's code may raise anything (a panic of Rust too); its own row pays for it
+        raise FilterFailed(f"filters: {name_of(asked)} raised {told(error)}") from error
     chosen = _chosen(returned, len(row))
     if chosen is None:
-        shown = " ".join(reprlib.repr(returned).split())
+        shown = _shown(returned)
         raise FilterFailed(f"filters: {name_of(asked)} returned {shown}; {RULE.format(n=len(row))}")
     return row.marked(chosen, reciprocal)
+
+
+def _shown(returned: Any) -> str:
+    """A result in a few words, even if it cannot be printed."""
+    try:
+        return " ".join(reprlib.repr(returned).split())
+    except Exception:
+        return type(returned).__name__
 
 
 def _chosen(returned: Any, length: int) -> npt.NDArray[Any] | None:

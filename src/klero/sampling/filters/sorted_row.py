@@ -46,6 +46,13 @@ class SortedRow:
         """The tokens that a bool [N] marks, or those at these places, ascending; weighed anew."""
         return weigh(self.ids[chosen], self.logits[chosen], reciprocal)
 
+    def copy(self) -> SortedRow:
+        """The same in other arrays, read-only too: what is done to them does nothing to these."""
+        copies = SortedRow(*(array.copy() for array in self._arrays))
+        for array in copies._arrays:
+            array.setflags(write=False)
+        return copies
+
     @property
     def _arrays(self) -> tuple[npt.NDArray[Any], ...]:
         return self.ids, self.logits, self.scaled, self.weights, self.masses

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from klero.errors import name_of
 from klero.lots.mass import canonical
 from klero.params import RowParams
 from klero.sampling.draw import draw
-from klero.sampling.filters import Filter, FilterFailed, SortedRow, cuts, keep_own, name_of, total_order, weigh
+from klero.sampling.filters import Filter, FilterFailed, SortedRow, cuts, keep_own, total_order, weigh
 from klero.sampling.greedy import greedy
 from klero.sampling.status import BAD, EMPTY, FAILED, NO_TOKEN, OK
 

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from klero.device import kernel
-from klero.lots.mass.cpu import I32, KEY_NEG_INF, KEY_POS_INF, key_of_bits
-from klero.rewrite.view.cpu import BLOCK, bits_of, block_of, flush_key, largest_of_block, width_of
+from klero.lots.mass.cpu import KEY_NEG_INF, KEY_POS_INF, key_of_bits
+from klero.rewrite.view.cpu import BLOCK, KEY_MIN, bits_of, block_of, flush_key, largest_of_block, width_of
 
 U32 = np.uint32
-KEY_MIN = I32(-(2**31))
 BITS_NEG_INF = U32(0xFF800000)
 
 
