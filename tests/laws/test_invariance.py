@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from klero import explain, sample
 from klero.device import HAVE_NUMBA, over_rows
 from klero.params import stack_rows
-from klero.sampling import fused, stateless
+from klero.sampling import fused
+from klero.sampling import work as working
 from klero.sampling.fused import reference
 from klero.sampling.inputs import as_bits
 from klero.testing import assert_token, nasty_params, nasty_rows
@@ -143,7 +144,7 @@ def test_ranges_of_rows(batch, threads, grain):
     def cut_differently(work, num_rows, _threads):
         over_rows(work, num_rows, threads, grain=grain)
 
-    with mock.patch.object(stateless, "over_rows", cut_differently):
+    with mock.patch.object(working, "over_rows", cut_differently):
         assert_token(batch.draw(), right)
 
 
@@ -160,7 +161,7 @@ def test_rows_that_are_not_chosen_are_neither_read_nor_written(backend, batch, d
     out = np.full(num_rows, 77, np.int32), np.full(num_rows, 77, np.uint8), np.full(num_rows, 77, np.int32)
     sample_rows = reference.sample_rows if backend == "reference" else fused.cpu_kernel()
     sample_rows(
-        rows if backend == "reference" else as_bits(rows),
+        *((rows,) if backend == "reference" else (as_bits(rows), rows.shape[1])),
         chosen,
         stack_rows([params.row for params in batch.params]),
         batch.seeds,

@@ -235,3 +235,11 @@ def test_masks_of_the_other_byte_order():
     for order in "<>":
         masks = np.array([[8]], f"{order}i4")
         assert sample(np.zeros((1, 32), np.float32), SamplingParams(), positions=0, masks=masks).token_ids == [3]
+
+
+def test_a_row_that_begins_to_draw_needs_a_seed():
+    asked = SamplingParams(top_p=0, top_p_decay=0.5, top_p_min=0.9)  # greedy at first, and no longer after a token
+    told = {"prompt": [0], "output": [1]}
+    with pytest.raises(ParameterError, match="seed"):
+        explain([3.0, 2.0, 1.0], asked, **told)
+    assert explain([3.0, 2.0, 1.0], asked, prompt=[0], output=[]).token == 0

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from klero.errors import Fault, ParameterError
 from klero.lots.mass import masses, scaled, weights
-from klero.params import SamplingParams, check_seed, seed_bits
+from klero.params import RowParams, SamplingParams, check_seed, seed_bits
 from klero.params.decay import top_p_after
 from klero.rewrite import Context, Rewritten, rewrite_row
 from klero.sampling.contexts import contexts_of
@@ -107,15 +107,17 @@ def explain(
         masks=None if masks is None else np.asarray(mask)[None],
     )  # fmt: skip
     at = contexts.get(0, Context(params))
-    bits = _one_seed(params, seed)
+    decay = params.decay
+    asked = params.row if decay is None else params.row_at(top_p_after(decay, at.output_ids.tolist()))
+    bits = _one_seed(params, seed, asked.greedy)
     where = counters("position", positions_of(prompts, outputs) if position is None else position, 1)
     children = counters("child", child, 1)
     raw_row = raw[0, :width]
-    return _explained(raw_row, at, bits, int(where[0]), int(children[0]))
+    return _explained(raw_row, at, asked, bits, int(where[0]), int(children[0]))
 
 
 def _explained(
-    raw: npt.NDArray[np.float32], at: Context, seed: int | None, position: int, child: int
+    raw: npt.NDArray[np.float32], at: Context, asked: RowParams, seed: int | None, position: int, child: int
 ) -> Explanation:
     params, nothing = at.params, np.empty(0, np.int64)
     if np.isnan(raw).any() or np.isposinf(raw).any():
@@ -124,8 +126,6 @@ def _explained(
     rewrites = tuple(Stage(name, left, changed=changed) for name, changed, left in row.stages)
     if row.error is not None:
         return Explanation(NO_TOKEN, nothing, rewrites, FAILED, seed, position, child, row.error)
-    decay = params.decay
-    asked = params.row if decay is None else params.row_at(top_p_after(decay, at.output_ids.tolist()))
     drawn = sample_row(row.logits, asked, seed or 0, position, child, filters=params.filters)
     what = message(EMPTY, position, row.rules) if drawn.status == EMPTY else drawn.message
     stages = rewrites + _stages(row, asked.reciprocal, drawn)
@@ -138,11 +138,11 @@ def _row(logits_row: Any) -> Any:
     return logits_row[None] if logits_row.ndim == 1 else logits_row
 
 
-def _one_seed(params: SamplingParams, seed: int | None) -> int | None:
+def _one_seed(params: SamplingParams, seed: int | None, greedy: bool) -> int | None:
     if seed is not None and params.seed is not None:
         raise ParameterError([Fault("seed", seed, "stands beside a seed in params; give one of them")])
     given = params.seed if seed is None else check_seed("seed", seed)
-    if given is None and not params.greedy:
+    if given is None and not greedy:
         raise ParameterError([Fault("seed", seed, "must be given, here or in params, for a row that draws")])
     return None if given is None else seed_bits(given)
 
