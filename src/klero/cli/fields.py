@@ -49,7 +49,8 @@ REWRITING = {
     "no_repeat_ngram_size": _option(int, CHANGES, "No run of so many tokens twice."),
     "allowed_token_ids": _option(list[str], CHANGES, "ID,ID,...: no other; may be repeated."),
 }
-BAD_WORDS = {"bad_words": _option(list[str], CHANGES, "Ban this text as the tokenizer spells it, alone and after a space; may be repeated.")}
+SPELLED = "Ban this text as the tokenizer spells it, alone and after a space; may be repeated."
+BAD_WORDS = {"bad_words": _option(list[str], CHANGES, SPELLED)}
 
 
 def takes(*tables: dict[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
