@@ -7,27 +7,30 @@ from numba import njit
 
 from klero.batch import History
 from klero.rewrite import Rules
-from klero.rewrite.patches.cpu import list_patches, read_rewritten, room_for_patches, view_of
+from klero.rewrite.patches.cpu import patch_listed, settle, view_of
 from klero.rewrite.view.cpu import BLOCK, bits_at, bits_of, block_of
+from klero.sampling.maxima.cpu import block_maxima, is_bad
 
 
 @njit(error_model="numpy")
-def open_row(bits, rules, slot, mask, out, by_token, maxima):
-    room = room_for_patches(bits.size)
-    room.heads[:] = 77  # nothing of the row before may matter
-    list_patches(rules, slot, bits.size, room)
-    view = view_of(bits, room, mask)
-    top, widest = read_rewritten(view, room, rules.penalties[slot], maxima)
+def open_row(bits, rules, slot, mask, only_top, out, by_token, maxima):
+    copy, touched = np.full(bits.size, 77, np.int32), np.full(maxima.size, 77, np.uint8)  # of a row before
+    view = view_of(bits, copy, touched)
+    top, widest = block_maxima(bits, maxima)
+    if is_bad(top, widest):
+        return top, widest
+    patch_listed(view, rules, slot)
+    top, widest = settle(view, mask, widest, only_top, maxima)
+    for i in range(bits.size):
+        by_token[i] = bits_at(view, i)
     for b in range(maxima.size):
         block = block_of(view, b)
         for i in range(block.size):
             out[b * BLOCK + i] = bits_of(block[i])
-    for i in range(bits.size):
-        by_token[i] = bits_at(view, i)
     return top, widest
 
 
-def rewrite_by_kernel(raw, at):
+def rewrite_by_kernel(raw, at, only_top=False):
     """(logits float32 [V] by block, the same by token, block maxima, largest key, largest bits) of a row and Context.
 
     raw: float32 [V] or the bits of bfloat16, uint16 [V].
@@ -47,5 +50,5 @@ def rewrite_by_kernel(raw, at):
     bits = raw if raw.dtype == np.uint16 else raw.view(np.int32)
     out, by_token = np.empty(width, np.int32), np.empty(width, np.int32)
     maxima = np.empty(-(-width // BLOCK), np.int32)
-    top, widest = open_row(bits, rules.arrays(), 0, np.ascontiguousarray(mask), out, by_token, maxima)
+    top, widest = open_row(bits, rules.arrays(), 0, np.ascontiguousarray(mask), only_top, out, by_token, maxima)
     return out.view(np.float32), by_token.view(np.float32), maxima, top, widest

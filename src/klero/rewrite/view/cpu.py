@@ -9,7 +9,7 @@ from numba import types
 from numba.extending import overload
 
 from klero.device import inline, kernel
-from klero.lots.mass.cpu import I32, KEY_NEG_INF, TINY, key_of_bits
+from klero.lots.mass.cpu import I32, TINY, flush, key_of_bits
 
 BLOCK = 256
 WORDS = BLOCK // 32  # of the mask, for one block
@@ -23,21 +23,13 @@ U32 = np.uint32
 class View(NamedTuple):
     """A row seen through its rewriting.
 
-    raw: int32 (float32 bits) or uint16 (bfloat16 bits) [V], never written. heads: int32 [B], the first patch of each
-    block, -1 where none; links: int32 [P], the next one; ids, bits: int32 [P], a token and its rewritten logit. mask:
-    int32 [ceil(V / 32)], bit set where a token is allowed, or int32 [0] for no mask. touched: uint8 [B], 1 for a block
-    that patches or the mask change; the others are read where they are. block: int32 [BLOCK], room for one block:
-    `block_of` may return it, and the next call overwrites it.
+    raw: int32 (float32 bits) or uint16 (bfloat16 bits) [V], never written. copy: int32 [V], the binary32 bits of the
+    blocks that are touched; the rest of it means nothing. touched: uint8 [B], 1 for a block that is read from the copy.
     """
 
     raw: Any
-    heads: Any
-    links: Any
-    ids: Any
-    bits: Any
-    mask: Any
+    copy: Any
     touched: Any
-    block: Any
 
 
 def bits_of(raw: Any) -> Any:
@@ -88,12 +80,6 @@ def bans_all(words: Any) -> bool:
     return any_allowed == 0
 
 
-@inline
-def is_allowed(mask: Any, i: int) -> bool:
-    """Whether a mask allows one token; no mask allows all."""
-    return mask.size == 0 or (mask[i >> 5] >> I32(i & 31)) & I32(1) == 1
-
-
 @kernel
 def copy_masked(block: Any, words: Any, out: Any) -> None:
     """Copy a block, -inf where its words of the mask have a 0. (A table of bits vectorises where shifts do not.)"""
@@ -104,49 +90,25 @@ def copy_masked(block: Any, words: Any, out: Any) -> None:
 
 
 @kernel
-def largest_allowed(block: Any, words: Any, lanes: Any) -> np.int32:
-    """The largest key of a block, flushed, among the tokens that its words of the mask allow. lanes: int32 [32]."""
-    if bans_all(words):
-        return KEY_NEG_INF
-    lanes[:] = KEY_NEG_INF
-    for w in range((block.size + 31) // 32):
-        word, part = words[w], block[32 * w : 32 * w + 32]
-        for i in range(part.size):
-            key = key_of_bits(bits_of(part[i])) if (word & BIT[i]) != 0 else KEY_NEG_INF
-            lanes[i] = key if key > lanes[i] else lanes[i]
-    largest = KEY_NEG_INF
-    for i in range(32):
-        largest = max(largest, lanes[i])
-    return flush_key(largest)
+def copy_flushed(block: Any, out: Any) -> None:
+    """Copy a block, +0 for |l| < 2^-64."""
+    for i in range(block.size):
+        out[i] = flush(bits_of(block[i]))
+
+
+@inline
+def touch(raw: Any, copy: Any, touched: Any, b: int) -> None:
+    """Copy block b of a view to where it may be written, unless it was."""
+    if touched[b] == 0:
+        touched[b] = 1
+        copy_flushed(raw[b * BLOCK : (b + 1) * BLOCK], copy[b * BLOCK : (b + 1) * BLOCK])
 
 
 @kernel
-def fill_block(view: Any, b: int) -> Any:
-    """Copy block b into the view's room, with its mask and its patches."""
-    first = b * BLOCK
-    raw = view.raw[first : first + BLOCK]
-    out = view.block[: raw.size]
-    if view.mask.size > 0:
-        copy_masked(raw, view.mask[b * WORDS : (b + 1) * WORDS], out)
-    else:
-        for i in range(raw.size):
-            out[i] = bits_of(raw[i])
-    j = view.heads[b]
-    while j >= 0:
-        out[view.ids[j] - first] = view.bits[j]
-        j = view.links[j]
-    return out
-
-
-@kernel
-def bits_through(view: Any, i: int) -> np.int32:
-    """One logit of a view."""
-    j = view.heads[i // BLOCK]
-    while j >= 0:
-        if view.ids[j] == i:
-            return view.bits[j]
-        j = view.links[j]
-    return bits_of(view.raw[i]) if is_allowed(view.mask, i) else BITS_NEG_INF
+def touched_block(view: Any, b: int) -> Any:
+    """Block b of the copy, which is made if it was not."""
+    touch(view.raw, view.copy, view.touched, b)
+    return view.copy[b * BLOCK : (b + 1) * BLOCK]
 
 
 def width_of(row: Any) -> Any:
@@ -160,7 +122,7 @@ def _width_of(row: Any) -> Any:
 
 
 def block_of(row: Any, b: int) -> Any:
-    """The stored logits of block b, to be read with `bits_of`; valid until the next call for a view."""
+    """The stored logits of block b, to be read with `bits_of`."""
     raise RuntimeError("block_of is for kernels")
 
 
@@ -169,12 +131,11 @@ def _block_of(row: Any, b: int) -> Any:
     if isinstance(row, types.Array):
         return lambda row, b: row[b * BLOCK : (b + 1) * BLOCK]
     if row.types[0].dtype.bitwidth == 16:
-        return lambda row, b: fill_block(row, b)
+        return lambda row, b: touched_block(row, b)
 
     def through(row: Any, b: int) -> Any:
-        if row.touched[b] == 0:
-            return row.raw[b * BLOCK : (b + 1) * BLOCK]
-        return fill_block(row, b)
+        block = row.copy if row.touched[b] != 0 else row.raw
+        return block[b * BLOCK : (b + 1) * BLOCK]
 
     return through
 
@@ -208,4 +169,4 @@ def bits_at(row: Any, i: int) -> Any:
 def _bits_at(row: Any, i: int) -> Any:
     if isinstance(row, types.Array):
         return lambda row, i: bits_of(row[i])
-    return lambda row, i: bits_through(row, i)
+    return lambda row, i: row.copy[i] if row.touched[i // BLOCK] != 0 else bits_of(row.raw[i])
