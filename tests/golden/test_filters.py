@@ -39,7 +39,7 @@ def test_row_on_the_reference(name):
 
 
 @pytest.mark.skipif(not HAVE_NUMBA, reason="needs Numba")
-@pytest.mark.parametrize("name", [name for name in ROWS if "typical_p" not in ROWS[name]["params"]])
+@pytest.mark.parametrize("name", ROWS)
 def test_row_on_the_kernels(name):
     row = ROWS[name]
     at = {"positions": row["position"], "children": row["child"], "seeds": int(row["seed"])}

@@ -175,17 +175,15 @@ def test_what_rewrites_and_what_penalises(fields, rewrites, penalises):
     "fields, right",
     [
         ({}, False),
-        ({"top_n_sigma": 1, "top_a": 0.5, "eta_cutoff": 0.1, "xtc_probability": 1, "epsilon_cutoff": 0.1}, False),
-        ({"typical_p": 1, "temperature": 1}, False),
-        ({"typical_p": 0.5}, True),
+        ({"top_n_sigma": 1, "top_a": 0.5, "eta_cutoff": 0.1, "xtc_probability": 1, "typical_p": 0.5}, False),
         ({"filters": len}, True),
         ({"filters": len, "temperature": 0}, False),
-        ({"typical_p": 0.5, "top_p": 0}, True),  # greedy now; a decay may lift it
+        ({"filters": len, "top_p": 0}, True),  # greedy now; a decay may lift it
     ],
     ids=str,
 )
-def test_what_needs_the_reference(fields, right):
-    assert SamplingParams(**fields).needs_reference is right
+def test_who_calls_filters_of_ones_own(fields, right):
+    assert SamplingParams(**fields).has_own_filters is right
 
 
 def test_rows_built_from_the_first_five_values_have_neutral_others():

@@ -13,7 +13,6 @@ from klero.params import checks
 from klero.params.aliases import accepts_aliases
 from klero.params.decay import Decay, resolve_decay
 from klero.params.row import (
-    NEUTRAL,
     TOP_P_OFF,
     RowParams,
     resolve_others,
@@ -208,10 +207,9 @@ class SamplingParams:
         return bool(listed) or whole or self.penalises or self.no_repeat_ngram_size > 0
 
     @functools.cached_property
-    def needs_reference(self) -> bool:
-        """Whether a draw needs filters that no kernel has: one's own, typical-p."""
-        row = self._row_without_top_p
-        return not row.greedy and (bool(self.filters) or row.typical_p != NEUTRAL.typical_p)
+    def has_own_filters(self) -> bool:
+        """Whether a draw calls filters of one's own."""
+        return bool(self.filters) and not self._row_without_top_p.greedy
 
     @property
     def greedy(self) -> bool:

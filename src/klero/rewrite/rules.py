@@ -27,12 +27,14 @@ COLUMNS = {
     "min_tokens": Column(np.int32, 0),
     "ngram_sizes": Column(np.int32, 0),
     "masked": Column(np.bool_, False),
+    "dense": Column(np.bool_, False),
 }
 
 
 class RuleArrays(NamedTuple):
     """The rules of S slots for the kernel: arrays by slot, or flat with `starts`.
 
+    dense, dense_bias: bool [S], and the `embedding_bias` of those slots, float32 [S, V] ([0, V] before the first).
     bias_ids, bias_values: the entries of `logit_bias` of slot s at bias_starts[s]:bias_starts[s + 1]. penalties:
     PENALTIES [S]. seen_ids, seen_counts: int32 [S, E], the first num_seen[s] are valid (0: no penalties). words: int32,
     [kind, length, tokens...] one after the other, at word_starts[s]:word_starts[s + 1]; kind 0 bans always, 1 while
@@ -40,6 +42,8 @@ class RuleArrays(NamedTuple):
     arrays of `klero.batch.ngrams`. history: int32 [S, L]; lengths, prompt_lengths: int32 [S].
     """
 
+    dense: Any
+    dense_bias: Any
     bias_starts: Any
     bias_ids: Any
     bias_values: Any
@@ -72,7 +76,8 @@ class Rules:
         self._words = Ragged(num_slots, np.int32)
         self._counts = Counts(num_slots, history.max_len)
         self._ngrams = Ngrams(num_slots, history.max_len)
-        self._masks: npt.NDArray[np.int32] | None = None  # [S, ceil(V / 32)], made for the first allow-list
+        self._masks = np.empty((0, -(-width // 32)), np.int32)  # a row a slot from the first allow-list on
+        self._dense = np.empty((0, width), np.float32)  # a row a slot from the first `embedding_bias` on
 
     def start(self, index: int, at: Context) -> None:
         """Write the rules of a sequence whose tokens are in the history already."""
@@ -81,18 +86,23 @@ class Rules:
         size, min_tokens = min(params.no_repeat_ngram_size, beyond), min(params.min_tokens, beyond)
         words = _stream(ALWAYS, params.bad_token_ids) + _stream(ALWAYS, at.bad_word_ids)
         until = _stream(UNTIL_MIN_TOKENS, at.min_tokens_words)
-        patched = bool(params.logit_bias or words or size or params.penalises or params.allowed_token_ids)
+        patched = bool(params.rewrites or words)
         self._columns.write(
             index, patched=patched, penalties=np.array(penalties_of(params), PENALTIES), counted=params.penalises,
             min_tokens=min_tokens, ngram_sizes=size, masked=params.allowed_token_ids is not None,
+            dense=params.embedding_bias is not None,
         )  # fmt: skip
+        if params.embedding_bias is not None:
+            self._dense = self._with_rows(self._dense)
+            self._dense[index] = params.embedding_bias.array[: self._width]
         if params.logit_bias:
             self._bias_ids.write(index, [i for i, _ in params.logit_bias])
             self._bias_values.write(index, [bias for _, bias in params.logit_bias])
         if words or until:
             self._words.write(index, words + until)
         if params.allowed_token_ids is not None:
-            self._mask(index, bitmask(params.allowed_token_ids, self._width))
+            self._masks = self._with_rows(self._masks)
+            self._masks[index] = bitmask(params.allowed_token_ids, self._width)
         if params.penalises:
             self._count(index, at)
         if size:
@@ -133,23 +143,21 @@ class Rules:
 
     def masks(self, indices: IDS) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """The allow-lists as masks int32 [M, ceil(V / 32)], and the mask of each of these slots, -1 where none."""
-        pool = np.empty((0, -(-self._width // 32)), np.int32) if self._masks is None else self._masks
-        return pool, np.where(self._columns["masked"][indices], indices, -1).astype(np.int32)
+        return self._masks, np.where(self._columns["masked"][indices], indices, -1).astype(np.int32)
 
     def arrays(self) -> RuleArrays:
         """Everything that the kernel reads."""
         counts, ngrams, history, columns = self._counts, self._ngrams, self._history, self._columns
         return RuleArrays(
-            self._bias_ids.starts, self._bias_ids.flat, self._bias_values.flat, columns["penalties"],
-            counts.ids, counts.counts, counts.num_entries, self._words.starts, self._words.flat,
+            columns["dense"], self._dense, self._bias_ids.starts, self._bias_ids.flat, self._bias_values.flat,
+            columns["penalties"], counts.ids, counts.counts, counts.num_entries, self._words.starts, self._words.flat,
             columns["min_tokens"], columns["ngram_sizes"], ngrams.index, ngrams.log2_used, ngrams.previous,
             history.ids, history.lengths, history.prompt_lengths,
         )  # fmt: skip
 
-    def _mask(self, index: int, mask: npt.NDArray[np.int32]) -> None:
-        if self._masks is None:
-            self._masks = np.zeros((len(self._columns["masked"]), len(mask)), np.int32)
-        self._masks[index] = mask
+    def _with_rows(self, pool: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """A row for each slot, where the pool has none yet."""
+        return pool if len(pool) else np.zeros((len(self._columns["masked"]), pool.shape[1]), pool.dtype)
 
     def _count(self, index: int, at: Context) -> None:
         """Count the history. The prompt's ids matter where they count, and to a repetition penalty."""

@@ -38,7 +38,7 @@ def contexts_of(
     told = prompts is not None and outputs is not None
     contexts = {}
     for r, one in enumerate(params):
-        if masked[r] or one.rewrites or one.min_tokens or one.decay or one.needs_reference:
+        if masked[r] or one.rewrites or one.min_tokens or one.decay or one.has_own_filters:
             check_width(one, width)
             _check_told(one, told, end_token_ids is not None)
             mask = mask_of[r] if mask_of is not None and masked[r] else None

@@ -1,9 +1,9 @@
 """One batch of rows on its way to tokens: each row takes the cheapest road that does all that it asks.
 
 plain: temperature, filters of the fused path, greedy; the kernel reads the model's row and nothing else. patched: bias,
-penalties, bans and masks, seen through by the same kernel. hosted: custom processors, `embedding_bias`, filters of
-one's own, typical-p; the row is rewritten by the reference, one such row after the other. The token does not depend on
-the road, and what a row asks for changes no other's road.
+penalties, bans and masks, seen through by the same kernel. hosted: custom processors and filters of one's own; the row
+is rewritten by the reference, one such row after the other. The token does not depend on the road, and what a row asks
+for changes no other's road.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Sampled:
 
 def is_hosted(params: SamplingParams) -> bool:
     """Whether the rows of a request need the reference to rewrite them or to filter them."""
-    return bool(params.logits_processors) or params.embedding_bias is not None or params.needs_reference
+    return bool(params.logits_processors) or params.has_own_filters
 
 
 def merge_masks(pool: I32, mask_of_row: I32, given: I32 | None) -> tuple[I32, I32]:
@@ -144,7 +144,7 @@ class Work:
 
     def _sample_hosted(self, r: int, logits: npt.NDArray[np.float32], at: Context) -> None:
         """Sample one row that was rewritten: by the kernel, unless its filters need the reference."""
-        if self.backend != "reference" and not at.params.needs_reference:
+        if self.backend != "reference" and not at.params.has_own_filters:
             here = slice(r, r + 1)
             one = Work(
                 logits[None], self.width, self.params[here], self.seeds[here], self.positions[here],

@@ -38,6 +38,8 @@ def view_of(row: Any, copy: Any, touched: Any) -> Any:
 @kernel
 def patch_listed(view: Any, rules: Any, slot: int) -> None:
     """Apply the rules of a slot to the tokens that they list. Ids from V on are padding: no rule reaches them."""
+    if rules.dense[slot]:
+        patch_all(view, rules.dense_bias[slot])
     first, last = rules.bias_starts[slot], rules.bias_starts[slot + 1]
     if first < last:
         patch_bias(view, rules.bias_ids[first:last], rules.bias_values[first:last])
@@ -48,6 +50,16 @@ def patch_listed(view: Any, rules: Any, slot: int) -> None:
         ban_words(view, rules, slot)
     if rules.ngram_sizes[slot] > 0:
         ban_ngrams(view, rules, slot)
+
+
+@kernel
+def patch_all(view: Any, bias: Any) -> None:
+    """`embedding_bias`. bias: float32 [V]."""
+    raw, copy, touched = view.raw, view.copy, view.touched
+    for b in range(touched.size):
+        touch(raw, copy, touched, b)
+    for i in range(raw.size):
+        copy[i] = F32(add_bias(I32(copy[i]).view(np.float32), bias[i])).view(np.int32)
 
 
 @kernel

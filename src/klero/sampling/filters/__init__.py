@@ -20,7 +20,7 @@ What enters is every token with l > -inf in the total order: larger logit first,
 top_n_sigma to top_p keep a *prefix* and never remove the first token of what reaches them.
 
 Agreement of kernel and reference: *set*, and as the set is an exact function of integers, the same ids bit for bit.
-Filters of one's own and typical_p have no kernel.
+Filters of one's own have no kernel.
 """
 
 from klero.sampling.filters.own import Filter, FilterFailed, keep_own

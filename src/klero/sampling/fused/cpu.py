@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from klero.device import kernel
-from klero.lots.mass.cpu import KEY_NEG_INF, U64
+from klero.lots.mass.cpu import KEY_NEG_INF, U64, key_of_bits
 from klero.lots.noise.cpu import U32, unit
 from klero.lots.noise.reference import COIN
 from klero.lots.philox.cpu import word_of_id
@@ -28,10 +28,11 @@ from klero.sampling.filters.cpu import (
     top_k_bound,
 )
 from klero.sampling.filters.thresholds.cpu import ALL_ALIVE, least_kept
+from klero.sampling.filters.typical.cpu import keep_typical
 from klero.sampling.maxima.cpu import block_maxima, is_bad, lowest_id, num_alive
 from klero.sampling.status import BAD, EMPTY, NO_TOKEN, OK
 
-TOP_P_OFF = U64(2**32)
+TOP_P_OFF = TYPICAL_P_OFF = U64(2**32)
 ZERO = np.float32(0)
 WHOLE_ROW = -1
 FEW_BLOCKS = 64
@@ -112,6 +113,38 @@ def coin_falls(probability: np.float32, seed: np.uint64, position: np.uint32, ch
 
 
 @kernel
+def draw_listed(
+    keys: Any, ids: Any, n: int, top: np.int32, p: Any, seed: np.uint64, position: np.uint32, child: np.uint32,
+    weights: Any, words: Any,
+) -> tuple[int, int, int]:  # fmt: skip
+    """XTC and the draw, of n listed tokens: (token, status, number kept)."""
+    if coin_falls(p.xtc_probability, seed, position, child):
+        n, top = drop_top_choices(keys, ids, n, top, p.reciprocal, p.xtc_threshold, weights)
+    _, token = draw_kept(keys, ids, n, logit_of_key(top), p.reciprocal, 0, seed, position, child, words)
+    return token, OK, n
+
+
+@kernel
+def sample_typical(
+    row: Any, top: np.int32, p: Any, seed: np.uint64, position: np.uint32, child: np.uint32,
+    maxima: Any, keys: Any, ids: Any, spare: Any, weights: Any, words: Any,
+) -> tuple[int, int, int]:  # fmt: skip
+    """As `sample_row`, where typical-p comes first: what it leaves is the row of the other filters."""
+    n = keep_typical(row, maxima, top, p, keys, ids, spare, weights)
+    left, left_ids = np.empty(n, np.int32), ids[:n].copy()
+    for i in range(n):
+        left[i] = key_of_bits(keys[i])
+    maxima = maxima[: (n + BLOCK - 1) // BLOCK]
+    top, widest = block_maxima(left, maxima)
+    n = keep_prefix(left, maxima, top, widest, p, keys, ids, spare, weights)
+    if n == WHOLE_ROW:
+        n = gather(left, maxima, ALL_ALIVE, keys, ids)
+    for i in range(n):
+        ids[i] = left_ids[ids[i]]
+    return draw_listed(keys, ids, n, top, p, seed, position, child, weights, words)
+
+
+@kernel
 def sample_row(
     row: Any, highest: np.int32, widest: np.uint32, p: Any, seed: np.uint64, position: np.uint32, child: np.uint32,
     maxima: Any, keys: Any, ids: Any, spare: Any, weights: Any, words: Any,
@@ -124,16 +157,15 @@ def sample_row(
     top = flush_key(highest)
     if p.greedy:
         return lowest_id(row, maxima, top), OK, 1
+    if p.typical_p < TYPICAL_P_OFF:
+        return sample_typical(row, top, p, seed, position, child, maxima, keys, ids, spare, weights, words)
     n = keep_prefix(row, maxima, top, widest, p, keys, ids, spare, weights)
-    if coin_falls(p.xtc_probability, seed, position, child):
-        if n == WHOLE_ROW:
-            n = gather(row, maxima, ALL_ALIVE, keys, ids)
-        n, top = drop_top_choices(keys, ids, n, top, p.reciprocal, p.xtc_threshold, weights)
     if n == WHOLE_ROW:
-        _, token = draw_row(row, maxima, top, logit_of_key(top), p.reciprocal, 0, seed, position, child, words)
-        return token, OK, num_alive(row, widest)
-    _, token = draw_kept(keys, ids, n, logit_of_key(top), p.reciprocal, 0, seed, position, child, words)
-    return token, OK, n
+        if not coin_falls(p.xtc_probability, seed, position, child):
+            _, token = draw_row(row, maxima, top, logit_of_key(top), p.reciprocal, 0, seed, position, child, words)
+            return token, OK, num_alive(row, widest)
+        n = gather(row, maxima, ALL_ALIVE, keys, ids)
+    return draw_listed(keys, ids, n, top, p, seed, position, child, weights, words)
 
 
 @kernel

@@ -215,11 +215,18 @@ def surprise_from(
 
 
 @kernel
+def entropy(mass: np.uint64, surprise: np.uint64) -> tuple[np.float32, np.float32]:
+    """lse(Q) and H in nats. mass, surprise: Q and the sum of floor(w * -s * 2^40)."""
+    masses = F32(I64(mass))
+    level = log32(masses * TWO_M40)
+    return level, level + F32(I64(surprise)) / masses
+
+
+@kernel
 def eta_bound(mass: np.uint64, surprise: np.uint64, least: np.float32) -> np.uint64:
-    """floor(min(e, sqrt(e) * exp(-H)) * 2^32). mass, surprise: Q and the sum of -s * w, of 2^40."""
-    masses, terms = F32(I64(mass)), F32(I64(surprise))
-    entropy = log32(masses * TWO_M40) + terms / masses
-    bound = F32(np.sqrt(least)) * exp32(-entropy)
+    """floor(min(e, sqrt(e) * exp(-H)) * 2^32)."""
+    _, h = entropy(mass, surprise)
+    bound = F32(np.sqrt(least)) * exp32(-h)
     return U64(I64(F64(min(least, bound)) * TWO_32))
 
 
