@@ -7,20 +7,17 @@ from numba import njit
 
 from klero.batch import History
 from klero.rewrite import Rules
-from klero.rewrite.patches.cpu import patch_listed, settle, view_of
-from klero.rewrite.view.cpu import BLOCK, bits_at, bits_of, block_of
-from klero.sampling.maxima.cpu import block_maxima, is_bad
+from klero.rewrite.patches.cpu import rewritten_view, room_for_view
+from klero.rewrite.view.cpu import BLOCK, bits_at, bits_of, block_of, is_bad
 
 
 @njit(error_model="numpy")
-def open_row(bits, rules, slot, mask, only_top, out, by_token, maxima):
-    copy, touched = np.full(bits.size, 77, np.int32), np.full(maxima.size, 77, np.uint8)  # of a row before
-    view = view_of(bits, copy, touched)
-    top, widest = block_maxima(bits, maxima)
+def open_row(bits, rules, slot, mask, out, by_token, maxima):
+    room = room_for_view(bits.size)
+    room[0][:], room[1][:], room[2][:] = 77, 77, 77  # of a row before
+    view, top, widest = rewritten_view(bits, rules, slot, mask, room, maxima)
     if is_bad(top, widest):
         return top, widest
-    patch_listed(view, rules, slot)
-    top, widest = settle(view, mask, widest, only_top, maxima)
     for i in range(bits.size):
         by_token[i] = bits_at(view, i)
     for b in range(maxima.size):
@@ -30,7 +27,7 @@ def open_row(bits, rules, slot, mask, only_top, out, by_token, maxima):
     return top, widest
 
 
-def rewrite_by_kernel(raw, at, only_top=False):
+def rewrite_by_kernel(raw, at):
     """(logits float32 [V] by block, the same by token, block maxima, largest key, largest bits) of a row and Context.
 
     raw: float32 [V] or the bits of bfloat16, uint16 [V].
@@ -50,5 +47,5 @@ def rewrite_by_kernel(raw, at, only_top=False):
     bits = raw if raw.dtype == np.uint16 else raw.view(np.int32)
     out, by_token = np.empty(width, np.int32), np.empty(width, np.int32)
     maxima = np.empty(-(-width // BLOCK), np.int32)
-    top, widest = open_row(bits, rules.arrays(), 0, np.ascontiguousarray(mask), only_top, out, by_token, maxima)
+    top, widest = open_row(bits, rules.arrays(), 0, np.ascontiguousarray(mask), out, by_token, maxima)
     return out.view(np.float32), by_token.view(np.float32), maxima, top, widest

@@ -45,7 +45,8 @@ def test_block_maxima_are_the_largest_keys_of_flushed_logits(size):
     ],
 )  # fmt: skip
 def test_bad_rows_are_told_from_two_maxima(bits, bad, place):
-    from klero.sampling.maxima.cpu import block_maxima, is_bad
+    from klero.rewrite.view.cpu import is_bad
+    from klero.sampling.maxima.cpu import block_maxima
 
     for kind in ("normal", "empty", "banned", "huge"):
         row = nasty_row(kind, 1000, 2)

@@ -7,32 +7,81 @@ from typing import Any
 import numpy as np
 
 from klero.batch.ngrams.cpu import newest
-from klero.device import inline, kernel
-from klero.lots.mass.cpu import I32, KEY_NEG_INF
+from klero.device import kernel
+from klero.lots.mass.cpu import I32, I64, KEY_NEG_INF
 from klero.rewrite.bias.cpu import F32, add_bias
 from klero.rewrite.penalties.cpu import penalised
 from klero.rewrite.rules import ALWAYS
 from klero.rewrite.view.cpu import (
     BITS_NEG_INF,
     BLOCK,
+    KEY_MIN,
+    MARKED,
+    MASKED,
+    RAW,
     WORDS,
     View,
     bans_all,
+    block_in_copy,
     copy_masked,
     flush_key,
+    is_bad,
     is_masked,
     largest_of_block,
-    touch,
 )
 
 U32 = np.uint32
 
 
 @kernel
-def view_of(row: Any, copy: Any, touched: Any) -> Any:
-    """A row that nothing rewrites yet. copy: int32 [V], touched: uint8 [B], scratch."""
-    touched[:] = 0
-    return View(row, copy, touched)
+def room_for_view(width: int) -> Any:
+    """Scratch for one row of a width after the other: starts, copy, used."""
+    blocks = (width + BLOCK - 1) // BLOCK
+    return np.empty(blocks, np.int32), np.empty(blocks * BLOCK, np.int32), np.empty(1, np.int64)
+
+
+@kernel
+def rewritten_view(row: Any, rules: Any, slot: int, mask: Any, room: Any, maxima: Any) -> Any:
+    """A row as the rules of a slot and a mask leave it: (view, its largest key, a bound of its largest bits).
+
+    mask: int32 [W], or [0] for none. room: from `room_for_view`. maxima: int32 [B], filled. Of a bad row (NaN or +inf
+    in the model's own logits, banned tokens included) the largest raw key and bits are returned, which tell so.
+    """
+    starts, copy, used = room
+    used[0] = 0
+    view = View(row, starts, copy, used, mask, maxima)
+    mark_listed(starts, rules, slot, row.size)
+    top, widest = read_marked(view)
+    if not is_bad(top, widest):
+        patch_listed(view, rules, slot)
+        top, widest = settle(view, widest)
+    return view, top, widest
+
+
+@kernel
+def mark_listed(starts: Any, rules: Any, slot: int, width: int) -> None:
+    """Mark the blocks that bias and penalties change; bans, which are few, copy theirs when they come."""
+    starts[:] = MARKED if rules.dense[slot] else RAW
+    for i in rules.bias_ids[rules.bias_starts[slot] : rules.bias_starts[slot + 1]]:
+        if i < width:
+            starts[i // BLOCK] = MARKED
+    for i in rules.seen_ids[slot, : rules.num_seen[slot]]:
+        if i < width:
+            starts[i // BLOCK] = MARKED
+
+
+@kernel
+def read_marked(view: Any) -> tuple[np.int32, np.uint32]:
+    """Read the model's row: its block maxima, its largest key and bits. Marked blocks are copied while at hand."""
+    raw, maxima = view.raw, view.maxima
+    top, widest = KEY_MIN, U32(0)
+    for b in range(maxima.size):
+        largest, bits_most = largest_of_block(raw[b * BLOCK : (b + 1) * BLOCK])
+        maxima[b] = flush_key(largest)
+        top, widest = max(top, largest), max(widest, bits_most)
+        if view.starts[b] == MARKED:
+            block_in_copy(view, b)
+    return top, widest
 
 
 @kernel
@@ -43,8 +92,8 @@ def patch_listed(view: Any, rules: Any, slot: int) -> None:
     first, last = rules.bias_starts[slot], rules.bias_starts[slot + 1]
     if first < last:
         patch_bias(view, rules.bias_ids[first:last], rules.bias_values[first:last])
-    if rules.num_seen[slot] > 0:
-        count = rules.num_seen[slot]
+    count = rules.num_seen[slot]
+    if count > 0:
         patch_seen(view, rules.seen_ids[slot, :count], rules.seen_counts[slot, :count], rules.penalties[slot])
     if rules.word_starts[slot] < rules.word_starts[slot + 1]:
         ban_words(view, rules, slot)
@@ -55,42 +104,45 @@ def patch_listed(view: Any, rules: Any, slot: int) -> None:
 @kernel
 def patch_all(view: Any, bias: Any) -> None:
     """`embedding_bias`. bias: float32 [V]."""
-    raw, copy, touched = view.raw, view.copy, view.touched
-    for b in range(touched.size):
-        touch(raw, copy, touched, b)
-    for i in range(raw.size):
-        copy[i] = F32(add_bias(I32(copy[i]).view(np.float32), bias[i])).view(np.int32)
+    for b in range(view.starts.size):
+        block = block_in_copy(view, b)
+        add_biases(block, bias[b * BLOCK : b * BLOCK + block.size])
+
+
+@kernel
+def add_biases(block: Any, bias: Any) -> None:
+    """l + b for every token of a block."""
+    for i in range(block.size):
+        block[i] = F32(add_bias(I32(block[i]).view(np.float32), bias[i])).view(np.int32)
 
 
 @kernel
 def patch_bias(view: Any, ids: Any, values: Any) -> None:
     """`logit_bias`."""
-    raw, copy, touched = view.raw, view.copy, view.touched
+    starts, copy, width = view.starts, view.copy, view.raw.size
     for e in range(ids.size):
-        i = ids[e]
-        if i < raw.size:
-            touch(raw, copy, touched, i // BLOCK)
-            copy[i] = F32(add_bias(I32(copy[i]).view(np.float32), values[e])).view(np.int32)
+        i = I64(ids[e])
+        if i < width:
+            at = starts[i // BLOCK] + i % BLOCK
+            copy[at] = F32(add_bias(I32(copy[at]).view(np.float32), values[e])).view(np.int32)
 
 
 @kernel
 def patch_seen(view: Any, ids: Any, counts: Any, penalties: Any) -> None:
-    """Penalties. ids, counts: the tokens that occurred, and how often since they count."""
-    raw, copy, touched = view.raw, view.copy, view.touched
-    scales = penalties.repetition != F32(1)
+    """Penalties. ids, counts: the tokens that occurred, and how often since they count (0: only repetition acts)."""
+    starts, copy, width = view.starts, view.copy, view.raw.size
     for e in range(ids.size):
-        i, count = ids[e], counts[e]
-        if i < raw.size and (scales or count > 0):
-            touch(raw, copy, touched, i // BLOCK)
-            copy[i] = F32(penalised(I32(copy[i]).view(np.float32), count, penalties)).view(np.int32)
+        i = I64(ids[e])
+        if i < width:
+            at = starts[i // BLOCK] + i % BLOCK
+            copy[at] = F32(penalised(I32(copy[at]).view(np.float32), counts[e], penalties)).view(np.int32)
 
 
-@inline
+@kernel
 def ban(view: Any, i: int) -> None:
     """Make a token impossible."""
     if i < view.raw.size:
-        touch(view.raw, view.copy, view.touched, i // BLOCK)
-        view.copy[i] = BITS_NEG_INF
+        block_in_copy(view, i // BLOCK)[i % BLOCK] = BITS_NEG_INF
 
 
 @kernel
@@ -114,7 +166,7 @@ def ban_words(view: Any, rules: Any, slot: int) -> None:
         while k >= 0 and history[end - (length - 1) + k] == word[k]:
             k -= 1
         if k < 0:
-            ban(view, word[length - 1])
+            ban(view, I64(word[length - 1]))
 
 
 @kernel
@@ -125,41 +177,41 @@ def ban_ngrams(view: Any, rules: Any, slot: int) -> None:
         history, rules.lengths[slot], rules.ngram_sizes[slot], rules.ngram_index[slot], rules.ngram_log2_used[slot]
     )
     while position >= 0:
-        ban(view, history[position])
+        ban(view, I64(history[position]))
         position = previous[position] - 1
 
 
 @kernel
-def settle(view: Any, mask: Any, widest: np.uint32, only_top: bool, maxima: Any) -> tuple[np.int32, np.uint32]:
-    """Apply the mask, correct the block maxima; return the largest key of the row as rewritten and its largest bits.
+def settle(view: Any, widest: np.uint32) -> tuple[np.int32, np.uint32]:
+    """Correct the block maxima; return the largest key and a bound of the largest bits. widest: of the model's row.
 
-    mask: int32 [W], or [0] for none. maxima, widest: of the model's row; of the bits a bound is returned. only_top:
-    nothing but the largest logit counts, so blocks that cannot hold it keep a maximum that is below it.
+    A block that only the mask changes waits until it is read, with the model's maximum as a bound: here those are read
+    that may hold the largest logit, and it is rare that many may.
     """
-    raw, copy, touched = view.raw, view.copy, view.touched
+    starts, mask, maxima = view.starts, view.mask, view.maxima
     top = KEY_NEG_INF
     for b in range(maxima.size):
         masked = mask.size > 0 and is_masked(mask, b)
-        if touched[b] != 0 or (masked and not (only_top and maxima[b] < top)):
-            part = copy[b * BLOCK : (b + 1) * BLOCK]
-            if masked:
-                mask_block(raw, part, touched, mask[b * WORDS : (b + 1) * WORDS], b)
-            largest, bits = largest_of_block(part)
+        if masked:
+            mask_block(view, b, mask[b * WORDS : (b + 1) * WORDS])
+            widest = U32(BITS_NEG_INF)
+        if starts[b] >= 0:
+            largest, bits = largest_of_block(block_in_copy(view, b))
             maxima[b] = flush_key(largest)
             widest = max(widest, bits)
-        elif masked:
-            continue
-        top = max(top, maxima[b])
+        elif masked and maxima[b] > top:
+            block_in_copy(view, b)
+        top = max(top, maxima[b]) if starts[b] != MASKED else top
     return top, widest
 
 
 @kernel
-def mask_block(raw: Any, part: Any, touched: Any, words: Any, b: int) -> None:
-    """Ban in block b what its words of the mask do not allow. part: its copy."""
+def mask_block(view: Any, b: int, words: Any) -> None:
+    """Ban in block b what its words of the mask do not allow, now where it was copied and else when it is read."""
+    if view.starts[b] >= 0:
+        block = block_in_copy(view, b)
+        copy_masked(block, words, block)
+        return
+    view.starts[b] = MASKED
     if bans_all(words):
-        part[:] = BITS_NEG_INF
-    elif touched[b] != 0:
-        copy_masked(part, words, part)
-    else:
-        copy_masked(raw[b * BLOCK : (b + 1) * BLOCK], words, part)
-    touched[b] = 1
+        view.maxima[b] = KEY_NEG_INF

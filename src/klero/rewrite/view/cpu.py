@@ -9,7 +9,7 @@ from numba import types
 from numba.extending import overload
 
 from klero.device import inline, kernel
-from klero.lots.mass.cpu import I32, TINY, flush, key_of_bits
+from klero.lots.mass.cpu import I32, I64, KEY_POS_INF, TINY, flush, key_of_bits
 
 BLOCK = 256
 WORDS = BLOCK // 32  # of the mask, for one block
@@ -17,19 +17,30 @@ BITS_NEG_INF = I32(np.uint32(0xFF800000).view(np.int32))
 ALL_ALLOWED = I32(-1)
 BIT = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
 KEY_MIN = I32(-(2**31))
+NONE_ABOVE = np.uint32(0xFF800000)  # the bits of -inf; those above are NaN
 U32 = np.uint32
+
+
+RAW, MARKED, MASKED = I32(-1), I32(-2), I32(-3)
 
 
 class View(NamedTuple):
     """A row seen through its rewriting.
 
-    raw: int32 (float32 bits) or uint16 (bfloat16 bits) [V], never written. copy: int32 [V], the binary32 bits of the
-    blocks that are touched; the rest of it means nothing. touched: uint8 [B], 1 for a block that is read from the copy.
+    raw: int32 (float32 bits) or uint16 (bfloat16 bits) [V], never written. starts: int32 [B], for each block where its
+    copy begins, or RAW: read where the model left it; MARKED: to be copied by `read_row`; MASKED: to be copied through
+    the mask when it is first read. copy: int32 [B * BLOCK], binary32 bits; used: int64 [1], how much of it. mask: int32
+    [ceil(V / 32)], bit set where a token is allowed, or int32 [0] for no mask. maxima: int32 [B], the largest key of
+    each block, flushed; of a MASKED block a bound. Copies lie side by side, where those of the row before did: in the
+    cache.
     """
 
     raw: Any
+    starts: Any
     copy: Any
-    touched: Any
+    used: Any
+    mask: Any
+    maxima: Any
 
 
 def bits_of(raw: Any) -> Any:
@@ -63,6 +74,12 @@ def largest_of_block(block: Any) -> tuple[np.int32, np.uint32]:
 
 
 @kernel
+def is_bad(top: np.int32, widest: np.uint32) -> bool:
+    """Whether a row holds +inf or NaN of either sign. top, widest: its largest key, unflushed, and its largest bits."""
+    return bool(top >= KEY_POS_INF or widest > NONE_ABOVE)
+
+
+@kernel
 def is_masked(mask: Any, b: int) -> bool:
     """Whether a mask bans anything in a block."""
     together = ALL_ALLOWED
@@ -80,13 +97,20 @@ def bans_all(words: Any) -> bool:
     return any_allowed == 0
 
 
+@inline
+def is_allowed(mask: Any, i: int) -> bool:
+    """Whether a mask allows one token."""
+    return (mask[i >> 5] >> I32(i & 31)) & I32(1) == 1
+
+
 @kernel
 def copy_masked(block: Any, words: Any, out: Any) -> None:
     """Copy a block, -inf where its words of the mask have a 0. (A table of bits vectorises where shifts do not.)"""
     for w in range((block.size + 31) // 32):
         word, part, copied = words[w], block[32 * w : 32 * w + 32], out[32 * w : 32 * w + 32]
         for i in range(part.size):
-            copied[i] = bits_of(part[i]) if (word & BIT[i]) != 0 else BITS_NEG_INF
+            bits = bits_of(part[i])
+            copied[i] = bits if (word & BIT[i]) != 0 else BITS_NEG_INF
 
 
 @kernel
@@ -96,19 +120,37 @@ def copy_flushed(block: Any, out: Any) -> None:
         out[i] = flush(bits_of(block[i]))
 
 
-@inline
-def touch(raw: Any, copy: Any, touched: Any, b: int) -> None:
-    """Copy block b of a view to where it may be written, unless it was."""
-    if touched[b] == 0:
-        touched[b] = 1
-        copy_flushed(raw[b * BLOCK : (b + 1) * BLOCK], copy[b * BLOCK : (b + 1) * BLOCK])
+@kernel
+def room_in_copy(view: Any, b: int) -> Any:
+    """Where block b will be read from now on."""
+    begin = view.used[0]
+    view.starts[b] = begin
+    view.used[0] = begin + BLOCK
+    return view.copy[begin : begin + min(BLOCK, view.raw.size - b * BLOCK)]
 
 
 @kernel
-def touched_block(view: Any, b: int) -> Any:
-    """Block b of the copy, which is made if it was not."""
-    touch(view.raw, view.copy, view.touched, b)
-    return view.copy[b * BLOCK : (b + 1) * BLOCK]
+def block_in_copy(view: Any, b: int) -> Any:
+    """Block b of a view, copied if it was not."""
+    begin = I64(view.starts[b])
+    if begin >= 0:
+        return view.copy[begin : begin + min(BLOCK, view.raw.size - b * BLOCK)]
+    block, out = view.raw[b * BLOCK : (b + 1) * BLOCK], room_in_copy(view, b)
+    if begin == MASKED:
+        copy_masked(block, view.mask[b * WORDS : (b + 1) * WORDS], out)
+        view.maxima[b] = flush_key(largest_of_block(out)[0])
+    else:
+        copy_flushed(block, out)
+    return out
+
+
+@kernel
+def bits_through(view: Any, i: int) -> np.int32:
+    """One logit of a view."""
+    begin = I64(view.starts[i // BLOCK])
+    if begin >= 0:
+        return view.copy[begin + i % BLOCK]
+    return bits_of(view.raw[i]) if begin == RAW or is_allowed(view.mask, i) else BITS_NEG_INF
 
 
 def width_of(row: Any) -> Any:
@@ -131,11 +173,10 @@ def _block_of(row: Any, b: int) -> Any:
     if isinstance(row, types.Array):
         return lambda row, b: row[b * BLOCK : (b + 1) * BLOCK]
     if row.types[0].dtype.bitwidth == 16:
-        return lambda row, b: touched_block(row, b)
+        return lambda row, b: block_in_copy(row, b)
 
     def through(row: Any, b: int) -> Any:
-        block = row.copy if row.touched[b] != 0 else row.raw
-        return block[b * BLOCK : (b + 1) * BLOCK]
+        return row.raw[b * BLOCK : (b + 1) * BLOCK] if row.starts[b] == RAW else block_in_copy(row, b)
 
     return through
 
@@ -150,6 +191,16 @@ def _raw_of(row: Any) -> Any:
     return (lambda row: row) if isinstance(row, types.Array) else (lambda row: row.raw)
 
 
+def is_pending(row: Any, b: int) -> bool:
+    """Whether the maximum of block b is a bound, because its mask was not applied yet."""
+    raise RuntimeError("is_pending is for kernels")
+
+
+@overload(is_pending, strict=False)
+def _is_pending(row: Any, b: int) -> Any:
+    return (lambda row, b: False) if isinstance(row, types.Array) else (lambda row, b: row.starts[b] == MASKED)
+
+
 def is_touched(row: Any, b: int) -> bool:
     """Whether block b must be read through `block_of`. Hot loops ask first: that is cheaper than `block_of` for all."""
     raise RuntimeError("is_touched is for kernels")
@@ -157,7 +208,7 @@ def is_touched(row: Any, b: int) -> bool:
 
 @overload(is_touched, strict=False)
 def _is_touched(row: Any, b: int) -> Any:
-    return (lambda row, b: False) if isinstance(row, types.Array) else (lambda row, b: row.touched[b] != 0)
+    return (lambda row, b: False) if isinstance(row, types.Array) else (lambda row, b: row.starts[b] != RAW)
 
 
 def bits_at(row: Any, i: int) -> Any:
@@ -169,4 +220,4 @@ def bits_at(row: Any, i: int) -> Any:
 def _bits_at(row: Any, i: int) -> Any:
     if isinstance(row, types.Array):
         return lambda row, i: bits_of(row[i])
-    return lambda row, i: row.copy[i] if row.touched[i // BLOCK] != 0 else bits_of(row.raw[i])
+    return lambda row, i: bits_through(row, i)

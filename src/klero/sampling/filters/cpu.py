@@ -9,11 +9,22 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
 from klero.device import inline, kernel
 from klero.lots.mass.cpu import F32, I32, I64, KEY_NEG_INF, TWO_20, U64, flush, key_of_bits, mass_of_weight
 from klero.lots.pinned.cpu import exp32
-from klero.rewrite.view.cpu import BLOCK, bits_of, block_of, flush_key, is_touched, raw_of, width_of
+from klero.rewrite.view.cpu import (
+    BLOCK,
+    bits_of,
+    block_of,
+    flush_key,
+    is_pending,
+    is_touched,
+    raw_of,
+    width_of,
+)
 from klero.sampling.maxima.cpu import largest_key
 
 LOW_32 = U64(2**32 - 1)
@@ -133,9 +144,13 @@ def keep_above(keys: Any, ids: Any, n: int, threshold: np.int32, ties: int) -> i
 
 @kernel
 def maxima_of_blocks(row: Any, maxima: Any, size: int, keys: Any) -> int:
-    """Write the largest key of every block of `size` tokens (a divisor of BLOCK); return how many blocks there are."""
+    """Write the largest key of every block of `size` tokens (a divisor of BLOCK); return how many blocks there are.
+
+    Those of blocks whose mask was not applied yet are missing: -inf stands there.
+    """
     if size == BLOCK:
-        keys[: maxima.size] = maxima
+        for b in range(maxima.size):
+            keys[b] = KEY_NEG_INF if is_pending(row, b) else maxima[b]
         return int(maxima.size)
     count = 0
     for b in range(maxima.size):
@@ -144,6 +159,31 @@ def maxima_of_blocks(row: Any, maxima: Any, size: int, keys: Any) -> int:
             keys[count] = largest_key(block[begin : begin + size])
             count += 1
     return count
+
+
+def settle_largest(row: Any, maxima: Any, k: int, keys: Any, weights: Any) -> Any:
+    """Apply the mask of a view to the k blocks with the largest maxima, where those are bounds still."""
+    raise RuntimeError("settle_largest is for kernels")
+
+
+@overload(settle_largest, strict=False)
+def _settle_largest(row: Any, maxima: Any, k: int, keys: Any, weights: Any) -> Any:
+    if isinstance(row, types.Array):
+        return lambda row, maxima, k, keys, weights: None
+
+    def of_view(row: Any, maxima: Any, k: int, keys: Any, weights: Any) -> Any:
+        if row.mask.size == 0:
+            return
+        least = KEY_NEG_INF
+        if k < maxima.size:
+            keys[: maxima.size] = maxima
+            weights[: maxima.size] = ONE
+            least, _ = select(keys, weights, maxima.size, U64(k))
+        for b in range(maxima.size):
+            if maxima[b] >= least and is_pending(row, b):
+                block_of(row, b)
+
+    return of_view
 
 
 @kernel
@@ -158,6 +198,7 @@ def top_k_bound(row: Any, maxima: Any, k: int, keys: Any, weights: Any) -> np.in
         size >>= 1
     if width < 2 * k * size:
         return KEY_NEG_INF
+    settle_largest(row, maxima, 2 * k, keys, weights)
     count = maxima_of_blocks(row, maxima, size, keys)
     weights[:count] = ONE
     bound, _ = select(keys, weights, count, U64(k))

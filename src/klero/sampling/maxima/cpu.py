@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from klero.device import kernel
-from klero.lots.mass.cpu import KEY_NEG_INF, KEY_POS_INF, key_of_bits
+from klero.lots.mass.cpu import KEY_NEG_INF, key_of_bits
 from klero.rewrite.view.cpu import BLOCK, KEY_MIN, bits_of, block_of, flush_key, largest_of_block, width_of
 
 U32 = np.uint32
@@ -34,12 +34,6 @@ def block_maxima(row: Any, maxima: Any) -> tuple[np.int32, np.uint32]:
         top = largest if largest > top else top
         widest = bits_most if bits_most > widest else widest
     return top, widest
-
-
-@kernel
-def is_bad(top: np.int32, widest: np.uint32) -> bool:
-    """Whether the row holds +inf or NaN of either sign."""
-    return bool(top >= KEY_POS_INF or widest > BITS_NEG_INF)
 
 
 @kernel
