@@ -13,6 +13,7 @@ from klero.rewrite.bias.cpu import F32, add_bias
 from klero.rewrite.penalties.cpu import penalised
 from klero.rewrite.rules import ALWAYS
 from klero.rewrite.view.cpu import (
+    ALL_ALLOWED,
     BITS_NEG_INF,
     BLOCK,
     KEY_MIN,
@@ -21,12 +22,12 @@ from klero.rewrite.view.cpu import (
     RAW,
     WORDS,
     View,
-    bans_all,
+    all_and_any,
     block_in_copy,
+    borrowed,
     copy_masked,
     flush_key,
     is_bad,
-    is_masked,
     largest_of_block,
 )
 
@@ -49,7 +50,9 @@ def rewritten_view(row: Any, rules: Any, slot: int, mask: Any, room: Any, maxima
     """
     starts, copy, used = room
     used[0] = 0
-    view = View(row, starts, copy, used, mask, maxima)
+    view = View(
+        borrowed(row), borrowed(starts), borrowed(copy), borrowed(used), borrowed(mask), borrowed(maxima)
+    )  # fmt: skip
     mark_listed(starts, rules, slot, row.size)
     top, widest = read_marked(view)
     if not is_bad(top, widest):
@@ -191,27 +194,21 @@ def settle(view: Any, widest: np.uint32) -> tuple[np.int32, np.uint32]:
     starts, mask, maxima = view.starts, view.mask, view.maxima
     top = KEY_NEG_INF
     for b in range(maxima.size):
-        masked = mask.size > 0 and is_masked(mask, b)
-        if masked:
-            mask_block(view, b, mask[b * WORDS : (b + 1) * WORDS])
+        together, either = all_and_any(mask, b)
+        if mask.size > 0 and together != ALL_ALLOWED:
             widest = U32(BITS_NEG_INF)
+            if starts[b] >= 0:
+                block = block_in_copy(view, b)
+                copy_masked(block, mask[b * WORDS : (b + 1) * WORDS], block)
+            else:
+                starts[b], maxima[b] = MASKED, maxima[b] if either != 0 else KEY_NEG_INF
+                if maxima[b] > top:
+                    block_in_copy(view, b)
+                    top = max(top, maxima[b])
+                continue
         if starts[b] >= 0:
             largest, bits = largest_of_block(block_in_copy(view, b))
             maxima[b] = flush_key(largest)
             widest = max(widest, bits)
-        elif masked and maxima[b] > top:
-            block_in_copy(view, b)
-        top = max(top, maxima[b]) if starts[b] != MASKED else top
+        top = max(top, maxima[b])
     return top, widest
-
-
-@kernel
-def mask_block(view: Any, b: int, words: Any) -> None:
-    """Ban in block b what its words of the mask do not allow, now where it was copied and else when it is read."""
-    if view.starts[b] >= 0:
-        block = block_in_copy(view, b)
-        copy_masked(block, words, block)
-        return
-    view.starts[b] = MASKED
-    if bans_all(words):
-        view.maxima[b] = KEY_NEG_INF

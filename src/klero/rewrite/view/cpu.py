@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
-from numba.extending import overload
+from numba.extending import intrinsic, overload
 
 from klero.device import inline, kernel
 from klero.lots.mass.cpu import I32, I64, KEY_POS_INF, TINY, flush, key_of_bits
@@ -79,22 +79,14 @@ def is_bad(top: np.int32, widest: np.uint32) -> bool:
     return bool(top >= KEY_POS_INF or widest > NONE_ABOVE)
 
 
-@kernel
-def is_masked(mask: Any, b: int) -> bool:
-    """Whether a mask bans anything in a block."""
-    together = ALL_ALLOWED
-    for word in mask[b * WORDS : (b + 1) * WORDS]:
-        together &= word
-    return together != ALL_ALLOWED
-
-
-@kernel
-def bans_all(words: Any) -> bool:
-    """Whether the words of a mask allow nothing."""
-    any_allowed = I32(0)
-    for word in words:
-        any_allowed |= word
-    return any_allowed == 0
+@inline
+def all_and_any(mask: Any, b: int) -> tuple[np.int32, np.int32]:
+    """The words of a mask for one block, joined by and (ALL_ALLOWED where it bans nothing) and by or (0: it bans all)."""
+    together, either = ALL_ALLOWED, I32(0)
+    for w in range(WORDS * b, min(WORDS * b + WORDS, mask.size)):
+        together &= mask[w]
+        either |= mask[w]
+    return together, either
 
 
 @inline
@@ -108,6 +100,9 @@ def copy_masked(block: Any, words: Any, out: Any) -> None:
     """Copy a block, -inf where its words of the mask have a 0. (A table of bits vectorises where shifts do not.)"""
     for w in range((block.size + 31) // 32):
         word, part, copied = words[w], block[32 * w : 32 * w + 32], out[32 * w : 32 * w + 32]
+        if word == 0:
+            copied[:] = BITS_NEG_INF
+            continue
         for i in range(part.size):
             bits = bits_of(part[i])
             copied[i] = bits if (word & BIT[i]) != 0 else BITS_NEG_INF
@@ -118,6 +113,21 @@ def copy_flushed(block: Any, out: Any) -> None:
     """Copy a block, +0 for |l| < 2^-64."""
     for i in range(block.size):
         out[i] = flush(bits_of(block[i]))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def borrowed(typing_context: Any, array: Any) -> Any:
+    """The same memory without a reference count, which is atomic and would be touched for every block of a view.
+
+    The caller keeps the array alive.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        struct = context.make_array(array)(context, builder, args[0])
+        struct.meminfo = struct.meminfo.type(None)
+        return struct._getvalue()
+
+    return array(array), generate
 
 
 @kernel
