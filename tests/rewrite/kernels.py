@@ -8,7 +8,7 @@ from numba import njit
 from klero.batch import History
 from klero.rewrite import Rules
 from klero.rewrite.patches.cpu import rewritten_view, room_for_view
-from klero.rewrite.view.cpu import BLOCK, bits_at, bits_of, block_of, is_bad
+from klero.rewrite.view.cpu import BLOCK, bits_at, bits_of, block_of, is_bad, num_alive
 
 
 @njit(error_model="numpy")
@@ -17,20 +17,21 @@ def open_row(bits, rules, slot, mask, out, by_token, maxima):
     room[0][:], room[1][:], room[2][:] = 77, 77, 77  # of a row before
     view, top, widest = rewritten_view(bits, rules, slot, mask, room, maxima)
     if is_bad(top, widest):
-        return top, widest
+        return top, widest, 0
+    alive = num_alive(view, widest)
     for i in range(bits.size):
         by_token[i] = bits_at(view, i)
     for b in range(maxima.size):
         block = block_of(view, b)
         for i in range(block.size):
             out[b * BLOCK + i] = bits_of(block[i])
-    return top, widest
+    return top, widest, alive
 
 
 def rewrite_by_kernel(raw, at):
-    """(logits float32 [V] by block, the same by token, block maxima, largest key, largest bits) of a row and Context.
+    """What a row and a Context come to: (logits by block, by token, block maxima, largest key and bits, tokens left).
 
-    raw: float32 [V] or the bits of bfloat16, uint16 [V].
+    raw: float32 [V] or the bits of bfloat16, uint16 [V]; logits: float32 [V].
     """
     width = len(raw)
     history = History(1, len(at.history) + 1)
@@ -47,5 +48,5 @@ def rewrite_by_kernel(raw, at):
     bits = raw if raw.dtype == np.uint16 else raw.view(np.int32)
     out, by_token = np.empty(width, np.int32), np.empty(width, np.int32)
     maxima = np.empty(-(-width // BLOCK), np.int32)
-    top, widest = open_row(bits, rules.arrays(), 0, np.ascontiguousarray(mask), out, by_token, maxima)
-    return out.view(np.float32), by_token.view(np.float32), maxima, top, widest
+    top, widest, alive = open_row(bits, rules.arrays(), 0, np.ascontiguousarray(mask), out, by_token, maxima)
+    return out.view(np.float32), by_token.view(np.float32), maxima, top, widest, alive

@@ -21,12 +21,13 @@ def agree(raw, at):
     widened = (raw.astype(np.uint32) << 16).view(np.float32) if raw.dtype == np.uint16 else raw
     right = rewrite_row(widened, at).logits
     before = raw.copy()
-    by_block, by_token, maxima, top, widest = rewrite_by_kernel(raw, at)
+    by_block, by_token, maxima, top, widest, alive = rewrite_by_kernel(raw, at)
     assert np.array_equal(canonical(by_block).view(np.int32), right.view(np.int32))
     assert np.array_equal(by_token, by_block)
     right_maxima, right_top, _ = block_maxima(right, 256)
     assert maxima.tolist() == right_maxima.tolist()
     assert top == right_top
+    assert alive == np.count_nonzero(right > -np.inf)
     assert (int(widest) >= 0xFF800000) == bool(np.isneginf(right).any())
     assert np.array_equal(raw, before)
 
@@ -60,5 +61,5 @@ def test_a_bad_row_is_bad_whatever_bans_hide(data):
 
     width = data.draw(st.sampled_from(WIDTHS))
     row = nasty_row(data.draw(st.sampled_from(["+inf", "+nan", "-nan", "signalling nan"])), width, 3)
-    *_, top, widest = rewrite_by_kernel(row, data.draw(contexts(width)))
+    *_, top, widest, _ = rewrite_by_kernel(row, data.draw(contexts(width)))
     assert is_bad(np.int32(top), np.uint32(widest))

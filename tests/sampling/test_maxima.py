@@ -21,7 +21,8 @@ def signed_keys(logits):
 @needs_numba
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 1000])
 def test_block_maxima_are_the_largest_keys_of_flushed_logits(size):
-    from klero.sampling.maxima.cpu import BLOCK, block_maxima, flush_key, lowest_id, num_alive
+    from klero.rewrite.view.cpu import num_alive_of
+    from klero.sampling.maxima.cpu import BLOCK, block_maxima, flush_key, lowest_id
 
     for row in nasty_rows(80, size, 1, sound=True):
         maxima = np.empty(-(-size // BLOCK), np.int32)
@@ -32,7 +33,7 @@ def test_block_maxima_are_the_largest_keys_of_flushed_logits(size):
         keys = signed_keys(canonical(row))
         assert flush_key(top) == keys.max() == expected.max()
         assert lowest_id(row.view(np.int32), maxima, keys.max()) == int(np.argmax(keys))
-        assert num_alive(row.view(np.int32), widest) == int((row > -np.inf).sum())
+        assert num_alive_of(row.view(np.int32)) == int((row > -np.inf).sum())
 
 
 @needs_numba

@@ -29,6 +29,7 @@ from klero.rewrite.view.cpu import (
     flush_key,
     is_bad,
     largest_of_block,
+    room_in_copy,
 )
 
 U32 = np.uint32
@@ -36,9 +37,9 @@ U32 = np.uint32
 
 @kernel
 def room_for_view(width: int) -> Any:
-    """Scratch for one row of a width after the other: starts, copy, used."""
+    """Scratch for one row of a width after the other: starts, copy, state."""
     blocks = (width + BLOCK - 1) // BLOCK
-    return np.empty(blocks, np.int32), np.empty(blocks * BLOCK, np.int32), np.empty(1, np.int64)
+    return np.empty(blocks, np.int32), np.empty(2 * blocks * BLOCK, np.int32), np.empty(2, np.int64)
 
 
 @kernel
@@ -48,13 +49,14 @@ def rewritten_view(row: Any, rules: Any, slot: int, mask: Any, room: Any, maxima
     mask: int32 [W], or [0] for none. room: from `room_for_view`. maxima: int32 [B], filled. Of a bad row (NaN or +inf
     in the model's own logits, banned tokens included) the largest raw key and bits are returned, which tell so.
     """
-    starts, copy, used = room
-    used[0] = 0
+    starts, copy, state = room
+    state[0] = 0
     view = View(
-        borrowed(row), borrowed(starts), borrowed(copy), borrowed(used), borrowed(mask), borrowed(maxima)
+        borrowed(row), borrowed(starts), borrowed(copy), borrowed(state), borrowed(mask), borrowed(maxima)
     )  # fmt: skip
     mark_listed(starts, rules, slot, row.size)
     top, widest = read_marked(view)
+    state[1] = widest < U32(BITS_NEG_INF)
     if not is_bad(top, widest):
         patch_listed(view, rules, slot)
         top, widest = settle(view, widest)
@@ -199,7 +201,7 @@ def settle(view: Any, widest: np.uint32) -> tuple[np.int32, np.uint32]:
             widest = U32(BITS_NEG_INF)
             if starts[b] >= 0:
                 block = block_in_copy(view, b)
-                copy_masked(block, mask[b * WORDS : (b + 1) * WORDS], block)
+                copy_masked(block, mask[b * WORDS : (b + 1) * WORDS], room_in_copy(view, b))
             else:
                 starts[b], maxima[b] = MASKED, maxima[b] if either != 0 else KEY_NEG_INF
                 if maxima[b] > top:

@@ -9,7 +9,7 @@ from numba import types
 from numba.extending import intrinsic, overload
 
 from klero.device import inline, kernel
-from klero.lots.mass.cpu import I32, I64, KEY_POS_INF, TINY, flush, key_of_bits
+from klero.lots.mass.cpu import I32, I64, KEY_NEG_INF, KEY_POS_INF, TINY, flush, key_of_bits
 
 BLOCK = 256
 WORDS = BLOCK // 32  # of the mask, for one block
@@ -29,16 +29,16 @@ class View(NamedTuple):
 
     raw: int32 (float32 bits) or uint16 (bfloat16 bits) [V], never written. starts: int32 [B], for each block where its
     copy begins, or RAW: read where the model left it; MARKED: to be copied by `read_row`; MASKED: to be copied through
-    the mask when it is first read. copy: int32 [B * BLOCK], binary32 bits; used: int64 [1], how much of it. mask: int32
-    [ceil(V / 32)], bit set where a token is allowed, or int32 [0] for no mask. maxima: int32 [B], the largest key of
-    each block, flushed; of a MASKED block a bound. Copies lie side by side, where those of the row before did: in the
-    cache.
+    the mask when it is first read. copy: int32 [2 * B * BLOCK], binary32 bits, side by side; state: int64 [2], how much
+    of it is used, and 1 where no logit of the model is -inf. mask: int32 [ceil(V / 32)], bit set where a token is
+    allowed, or int32 [0] for no mask. maxima: int32 [B], the largest key of each block, flushed; of a MASKED one a
+    bound.
     """
 
     raw: Any
     starts: Any
     copy: Any
-    used: Any
+    state: Any
     mask: Any
     maxima: Any
 
@@ -81,12 +81,24 @@ def is_bad(top: np.int32, widest: np.uint32) -> bool:
 
 @inline
 def all_and_any(mask: Any, b: int) -> tuple[np.int32, np.int32]:
-    """The words of a mask for one block, joined by and (ALL_ALLOWED where it bans nothing) and by or (0: it bans all)."""
+    """The words of a mask for one block, joined by and (ALL_ALLOWED: it bans nothing) and by or (0: it bans all)."""
     together, either = ALL_ALLOWED, I32(0)
     for w in range(WORDS * b, min(WORDS * b + WORDS, mask.size)):
         together &= mask[w]
         either |= mask[w]
     return together, either
+
+
+@inline
+def num_allowed(mask: Any, b: int) -> int:
+    """Tokens of block b that a mask allows, counted in pairs, fours, bytes and words."""
+    count = U32(0)
+    for w in range(WORDS * b, WORDS * b + WORDS):
+        bits = U32(mask[w])
+        bits = bits - ((bits >> U32(1)) & U32(0x55555555))
+        bits = (bits & U32(0x33333333)) + ((bits >> U32(2)) & U32(0x33333333))
+        count += U32(((bits + (bits >> U32(4))) & U32(0x0F0F0F0F)) * U32(0x01010101)) >> U32(24)
+    return int(count)
 
 
 @inline
@@ -96,8 +108,20 @@ def is_allowed(mask: Any, i: int) -> bool:
 
 
 @kernel
+def num_alive_of(block: Any) -> int:
+    """Tokens of a few with l > -inf."""
+    count = 0
+    for i in range(block.size):
+        count += key_of_bits(bits_of(block[i])) > KEY_NEG_INF
+    return count
+
+
+@kernel
 def copy_masked(block: Any, words: Any, out: Any) -> None:
-    """Copy a block, -inf where its words of the mask have a 0. (A table of bits vectorises where shifts do not.)"""
+    """Copy a block, -inf where its words of the mask have a 0. out: other memory, or nothing vectorises.
+
+    A table of bits vectorises where shifts do not.
+    """
     for w in range((block.size + 31) // 32):
         word, part, copied = words[w], block[32 * w : 32 * w + 32], out[32 * w : 32 * w + 32]
         if word == 0:
@@ -132,10 +156,10 @@ def borrowed(typing_context: Any, array: Any) -> Any:
 
 @kernel
 def room_in_copy(view: Any, b: int) -> Any:
-    """Where block b will be read from now on."""
-    begin = view.used[0]
+    """Where block b will be read from now on, to be filled from where it was: once, and once more for a mask."""
+    begin = view.state[0]
     view.starts[b] = begin
-    view.used[0] = begin + BLOCK
+    view.state[0] = begin + BLOCK
     return view.copy[begin : begin + min(BLOCK, view.raw.size - b * BLOCK)]
 
 
@@ -219,6 +243,30 @@ def is_touched(row: Any, b: int) -> bool:
 @overload(is_touched, strict=False)
 def _is_touched(row: Any, b: int) -> Any:
     return (lambda row, b: False) if isinstance(row, types.Array) else (lambda row, b: row.starts[b] != RAW)
+
+
+def num_alive(row: Any, widest: Any) -> Any:
+    """Tokens with l > -inf. widest: the largest raw bits of a plain row; one without -inf is not read again."""
+    raise RuntimeError("num_alive is for kernels")
+
+
+@overload(num_alive, strict=False)
+def _num_alive(row: Any, widest: Any) -> Any:
+    if isinstance(row, types.Array):
+        return lambda row, widest: row.size if widest < NONE_ABOVE else num_alive_of(row)
+
+    def of_view(row: Any, widest: Any) -> Any:
+        count, whole = 0, row.state[1] != 0
+        for b in range(row.starts.size):
+            if whole and row.starts[b] == RAW:
+                count += min(BLOCK, row.raw.size - b * BLOCK)
+            elif whole and row.starts[b] == MASKED and (b + 1) * BLOCK <= row.raw.size:
+                count += num_allowed(row.mask, b)
+            else:
+                count += num_alive_of(block_of(row, b))
+        return count
+
+    return of_view
 
 
 def bits_at(row: Any, i: int) -> Any:

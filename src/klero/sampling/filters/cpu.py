@@ -29,6 +29,7 @@ from klero.sampling.maxima.cpu import largest_key
 
 LOW_32 = U64(2**32 - 1)
 ONE = U64(1)
+ALL_ALIVE = I32(KEY_NEG_INF + 1)
 
 
 @inline
@@ -174,11 +175,11 @@ def _settle_largest(row: Any, maxima: Any, k: int, keys: Any, weights: Any) -> A
     def of_view(row: Any, maxima: Any, k: int, keys: Any, weights: Any) -> Any:
         if row.mask.size == 0:
             return
-        least = KEY_NEG_INF
+        least = ALL_ALIVE
         if k < maxima.size:
             keys[: maxima.size] = maxima
             weights[: maxima.size] = ONE
-            least, _ = select(keys, weights, maxima.size, U64(k))
+            least = max(least, select(keys, weights, maxima.size, U64(k))[0])
         for b in range(maxima.size):
             if maxima[b] >= least and is_pending(row, b):
                 block_of(row, b)

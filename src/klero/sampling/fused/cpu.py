@@ -11,9 +11,10 @@ from klero.lots.mass.cpu import KEY_NEG_INF, U64, key_of_bits
 from klero.lots.noise.cpu import U32, unit
 from klero.lots.noise.reference import COIN
 from klero.lots.philox.cpu import word_of_id
-from klero.rewrite.view.cpu import BLOCK, flush_key, is_bad, width_of
+from klero.rewrite.view.cpu import BLOCK, flush_key, is_bad, num_alive, width_of
 from klero.sampling.draw.cpu import CHUNK, draw_kept, draw_row
 from klero.sampling.filters.cpu import (
+    ALL_ALIVE,
     block_masses,
     drop_top_choices,
     fill_masses,
@@ -27,9 +28,9 @@ from klero.sampling.filters.cpu import (
     tail_bound,
     top_k_bound,
 )
-from klero.sampling.filters.thresholds.cpu import ALL_ALIVE, least_kept
+from klero.sampling.filters.thresholds.cpu import least_kept
 from klero.sampling.filters.typical.cpu import keep_typical
-from klero.sampling.maxima.cpu import block_maxima, lowest_id, num_alive
+from klero.sampling.maxima.cpu import block_maxima, lowest_id
 from klero.sampling.status import BAD, EMPTY, NO_TOKEN, OK
 
 TOP_P_OFF = TYPICAL_P_OFF = U64(2**32)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from klero.device import kernel
-from klero.lots.mass.cpu import KEY_NEG_INF, key_of_bits
-from klero.rewrite.view.cpu import BLOCK, KEY_MIN, bits_of, block_of, flush_key, largest_of_block, width_of
+from klero.lots.mass.cpu import key_of_bits
+from klero.rewrite.view.cpu import BLOCK, KEY_MIN, bits_of, block_of, flush_key, largest_of_block
 
 U32 = np.uint32
 BITS_NEG_INF = U32(0xFF800000)
@@ -34,19 +34,6 @@ def block_maxima(row: Any, maxima: Any) -> tuple[np.int32, np.uint32]:
         top = largest if largest > top else top
         widest = bits_most if bits_most > widest else widest
     return top, widest
-
-
-@kernel
-def num_alive(row: Any, widest: np.uint32) -> int:
-    """Tokens with l > -inf; a row without -inf is not read again."""
-    if widest < BITS_NEG_INF:
-        return int(width_of(row))
-    count = 0
-    for b in range((width_of(row) + BLOCK - 1) // BLOCK):
-        block = block_of(row, b)
-        for i in range(block.size):
-            count += key_of_bits(bits_of(block[i])) > KEY_NEG_INF
-    return count
 
 
 @kernel

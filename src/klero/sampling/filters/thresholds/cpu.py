@@ -17,12 +17,11 @@ from klero.device import inline, kernel
 from klero.lots.mass.cpu import F32, I32, I64, KEY_NEG_INF, TWO_20, U64, flush, key_of_bits
 from klero.lots.pinned.cpu import ZERO, exp32, log32
 from klero.rewrite.view.cpu import BITS_NEG_INF, BLOCK, bits_of, block_of, flush_key
-from klero.sampling.filters.cpu import logit_of_key, mass_of_key, needed_mass
+from klero.sampling.filters.cpu import ALL_ALIVE, logit_of_key, mass_of_key, needed_mass
 
 F64 = np.float64
 LARGEST = F32(np.finfo(np.float32).max)
 NO_MASS_BELOW = F32(-40)  # w * -s is below 2^-40 from here on
-ALL_ALIVE = I32(KEY_NEG_INF + 1)
 TWO_32, TWO_48, TWO_M40 = F64(2.0**32), F64(2.0**48), F32(2.0**-40)
 U32, KEY_MAX = np.uint32, I32(0x7FFFFFFF)
 LOW_10, TINY_COUNTS_BELOW = I32(1023), F32(2.0**-32)

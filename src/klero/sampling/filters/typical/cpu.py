@@ -9,6 +9,7 @@ import numpy as np
 from klero.device import inline, kernel
 from klero.lots.mass.cpu import F32, I32
 from klero.sampling.filters.cpu import (
+    ALL_ALIVE,
     fill_masses,
     gather,
     keep_nucleus,
@@ -17,7 +18,7 @@ from klero.sampling.filters.cpu import (
     needed_mass,
     select,
 )
-from klero.sampling.filters.thresholds.cpu import ALL_ALIVE, entropy, surprise_from
+from klero.sampling.filters.thresholds.cpu import entropy, surprise_from
 
 
 @inline
