@@ -139,7 +139,7 @@ def copy_flushed(block: Any, out: Any) -> None:
         out[i] = flush(bits_of(block[i]))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def borrowed(typing_context: Any, array: Any) -> Any:
     """The same memory without a reference count, which is atomic and would be touched for every block of a view.
 
