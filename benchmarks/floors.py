@@ -13,9 +13,9 @@ import numba
 import numpy as np
 
 from benchmarks.cases import Rows
-from klero.sampling.filters.cpu import block_masses
-from klero.sampling.inputs import as_bits
-from klero.sampling.maxima.cpu import BLOCK, block_maxima
+from klero.rows.inputs import as_bits
+from klero.rows.maxima.cpu import BLOCK, block_maxima
+from klero.rows.select.cpu import block_masses
 
 FLOORS = ("read pass", "max pass", "mass pass")
 

@@ -17,6 +17,7 @@ from klero.errors import (
     RequestError,
     SlotError,
 )
+from klero.logprobs import Logprobs, score
 from klero.params import RowParams, SamplingParams
 from klero.sampling.explain import Explanation, explain
 from klero.sampling.filters import SortedRow
@@ -37,6 +38,7 @@ __all__ = [
     "Explanation",
     "KleroError",
     "LogitsError",
+    "Logprobs",
     "MissingExtra",
     "ModelError",
     "OptionError",
@@ -57,6 +59,7 @@ __all__ = [
     "TokenUpdate",
     "explain",
     "sample",
+    "score",
 ]
 
 

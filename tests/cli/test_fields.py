@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from klero import SamplingParams
@@ -58,13 +59,35 @@ def test_every_option_reaches_its_field(monkeypatch):
     assert SamplingParams.from_dict(given).asked().keys() == given.keys()
 
 
+def test_what_is_said_about_a_token_reaches_its_fields():
+    seen = []
+    one = typer.Typer()
+
+    @one.command()
+    @fields.takes(fields.LOGPROBS)
+    def command(**given: object):
+        seen.append(given)
+
+    options = ["--logprobs", "0", "--prompt-logprobs", "-1", "--logprobs-mode", "processed", "--return-kept"]
+    options += ["--return-probs", "--logprob-token-ids", "5,3", "--logprob-token-ids", "4"]
+    for arguments in ([], options):
+        assert CliRunner().invoke(one, arguments).exit_code == 0
+    asked = {"logprobs": 0, "prompt_logprobs": -1, "logprobs_mode": "processed", "return_kept": True}
+    asked |= {"return_probs": True, "logprob_token_ids": [5, 3, 4]}
+    assert seen == [{}, asked]
+    assert set(asked) == set(fields.LOGPROBS)  # no option is left out here
+    assert SamplingParams.from_dict(asked).asked().keys() == asked.keys()
+    assert isinstance(CliRunner().invoke(one, ["--logprob-token-ids", "5;3"]).exception, OptionError)
+
+
 def test_what_is_not_given_is_no_field():
     assert fields.read_fields(dict.fromkeys(fields.SHAPING) | {"logit_bias": [], "top_k": 0}) == {"top_k": 0}
 
 
 def test_every_option_is_a_field_of_its_name():
     known = {field.name for field in dataclasses.fields(SamplingParams)}
-    assert known >= {*fields.SHAPING, *fields.SEED, *fields.FILTERS, *fields.REWRITING, *fields.BAD_WORDS}
+    tables = (fields.SHAPING, fields.SEED, fields.FILTERS, fields.REWRITING, fields.BAD_WORDS, fields.LOGPROBS)
+    assert known >= {name for table in tables for name in table}
 
 
 @pytest.mark.parametrize(

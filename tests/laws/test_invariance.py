@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from klero import explain, sample
 from klero.device import HAVE_NUMBA, over_rows
 from klero.params import stack_rows
+from klero.rows.inputs import as_bits
 from klero.sampling import fused
 from klero.sampling import work as working
 from klero.sampling.fused import reference
-from klero.sampling.inputs import as_bits
 from klero.testing import assert_token, nasty_params, nasty_rows
 
 needs_numba = pytest.mark.skipif(not HAVE_NUMBA, reason="needs Numba")

@@ -1,5 +1,7 @@
 """The whole pipeline, everything asked at once: backends, batches and the sampler over slots agree on every token."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from tests.rewrite.mixtures import WIDTHS, contexts
 
 from klero import ParameterError, Sampler, SamplingParams, Seat, explain, sample
 from klero.device import HAVE_NUMBA
+from klero.logprobs import Logprobs
 from klero.testing import nasty_row
 
 pytestmark = pytest.mark.skipif(not HAVE_NUMBA, reason="needs Numba")
@@ -49,6 +52,22 @@ SHAPES = st.fixed_dictionaries(
 
 
 @st.composite
+def wishes(draw, width):
+    """What else a row may want; often nothing."""
+    if draw(st.booleans()):
+        return {}
+    wanted = {
+        "logprobs": draw(st.sampled_from([None, 0, 1, min(5, width), -1])),
+        "logprob_token_ids": draw(st.lists(st.integers(0, width - 1), max_size=3, unique=True)),
+        "return_kept": draw(st.booleans()),
+        "return_probs": draw(st.booleans()),
+    }
+    if wanted["logprobs"] is not None or wanted["logprob_token_ids"]:
+        wanted["logprobs_mode"] = draw(st.sampled_from(["raw", "processed"]))
+    return wanted
+
+
+@st.composite
 def batches(draw):
     """(rows [R, V], [(params, prompt, output, mask)], end ids): R requests on one vocabulary."""
     width = draw(st.sampled_from(WIDTHS))
@@ -59,7 +78,7 @@ def batches(draw):
         shape = draw(SHAPES)
         kind = draw(st.sampled_from(["normal", "peaked", "ties", "banned", "huge", "+nan", "empty"]))
         rows.append(nasty_row(kind, width, draw(st.integers(0, 2**16))))
-        params = SamplingParams(**at.params.asked(), **shape)
+        params = SamplingParams(**at.params.asked(), **shape, **draw(wishes(width)))
         prompt = at.prompt_ids if len(at.prompt_ids) else np.int32([0])
         asked.append((params, prompt, at.output_ids, at.mask))
     return np.stack(rows), asked, ends
@@ -67,6 +86,15 @@ def batches(draw):
 
 def all_allowed(width):
     return np.full(-(-width // 32), -1, np.int32)
+
+
+def said(logprobs, asked):
+    """What is said about each row, in bytes; "" where it wants nothing."""
+    fields = dataclasses.fields(Logprobs)
+    return [
+        tuple(getattr(logprobs.rows(r, r + 1), field.name).tobytes() for field in fields) if params.asks else ""
+        for r, (params, *_) in enumerate(asked)
+    ]
 
 
 def drawn(rows, asked, ends, backend="auto", padded_from=None):
@@ -79,12 +107,18 @@ def drawn(rows, asked, ends, backend="auto", padded_from=None):
         backend=backend, padded_from=padded_from,
     )  # fmt: skip
     told = [result.messages.get(r) for r in range(len(rows))]
-    return list(zip(result.token_ids.tolist(), result.status.tolist(), result.num_kept.tolist(), told, strict=True))
+    columns = result.token_ids.tolist(), result.status.tolist(), result.num_kept.tolist(), told
+    return list(zip(*columns, said(result.logprobs, asked), strict=True))
+
+
+def padding(width, share):
+    """Where padding begins."""
+    return max(1, round(share * width))
 
 
 @given(batches(), st.floats(0, 1))
 def test_kernel_and_reference_agree(batch, share):
-    padded_from = max(1, round(share * batch[0].shape[1]))
+    padded_from = padding(batch[0].shape[1], share)
     right = drawn(*batch, backend="reference", padded_from=padded_from)
     assert drawn(*batch, backend="cpu", padded_from=padded_from) == right
     assert all(token < padded_from for token, *_ in right)
@@ -102,7 +136,7 @@ def test_a_row_alone_is_a_row_in_a_batch(batch):
 @given(batches(), st.sampled_from(["cpu", "reference"]), st.floats(0, 1))
 def test_the_sampler_over_slots_agrees(batch, backend, share):
     rows, asked, ends = batch
-    padded_from = max(1, round(share * rows.shape[1]))
+    padded_from = padding(rows.shape[1], share)
     sizes = {"num_slots": len(rows) + 1, "vocab_size": rows.shape[1], "max_len": 60, "padded_from": padded_from}
     sampler = Sampler(**sizes, backend=backend)
     seats = [
@@ -116,7 +150,8 @@ def test_the_sampler_over_slots_agrees(batch, backend, share):
     right = drawn(rows, asked, ends, padded_from=padded_from)
     assert state.host.token_ids.tolist() == [token for token, *_ in right]
     assert state.host.status.tolist() == [status for _, status, *_ in right]
-    for update, (token, _, _, told) in zip(sampler.update_requests(state), right, strict=True):
+    assert said(state.host.logprobs, asked) == [what for *_, what in right]
+    for update, (token, _, _, told, _) in zip(sampler.update_requests(state), right, strict=True):
         assert (update.token_ids, update.error) == (((token,), None) if told is None else ((), told))
 
 
@@ -136,6 +171,7 @@ def test_steps_go_on_as_histories_say(batch):
         right = drawn(rows[live], [told[r] for r in live], ends) if live else []
         state = sampler.sample_async(sampler.step_of([slots[r] for r in live]), rows[live])
         assert state.host.token_ids.tolist() == [token for token, *_ in right]
+        assert said(state.host.logprobs, [asked[r] for r in live]) == [what for *_, what in right]
         sampler.update_requests(state)
         for r, (token, status, *_) in zip(live, right, strict=True):
             params, prompt, output, _ = told[r]
@@ -147,7 +183,7 @@ def test_steps_go_on_as_histories_say(batch):
 @settings(max_examples=20)
 def test_explain_tells_what_was_drawn(batch):
     rows, asked, ends = batch
-    for r, (token, status, num_kept, told) in enumerate(drawn(rows, asked, ends)):
+    for r, (token, status, num_kept, told, _) in enumerate(drawn(rows, asked, ends)):
         params, prompt, output, mask = asked[r]
         how = explain(rows[r], params, seed=7, prompt=prompt, output=output, mask=mask, end_token_ids=ends)
         assert (how.token, how.status, len(how.kept), how.message) == (token, status, num_kept, told)

@@ -15,10 +15,11 @@ from klero.testing import nasty_rows
 if not HAVE_NUMBA:
     pytest.skip("needs Numba", allow_module_level=True)
 
-from klero.rewrite.view.cpu import is_bad
+from klero.rows.maxima.cpu import BLOCK, block_maxima, flush_key
+from klero.rows.select.cpu import block_masses, gather, logit_of_key
+from klero.rows.view.cpu import is_bad
 from klero.sampling.draw.cpu import CHUNK, draw_kept, draw_row
-from klero.sampling.filters.cpu import block_masses, gather, logit_of_key, needed_mass
-from klero.sampling.maxima.cpu import BLOCK, block_maxima, flush_key
+from klero.sampling.filters.cpu import needed_mass
 
 KEY_NEG_INF = int(np.uint32(0x807FFFFF).view(np.int32))
 SIZES = st.sampled_from([2, 5, 31, 257, 300, 700, 1025])

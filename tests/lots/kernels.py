@@ -12,10 +12,10 @@ from klero.lots.noise import cpu as noise
 from klero.lots.philox import cpu as philox
 from klero.lots.pinned import cpu as pinned
 from klero.params import RowParams, stack_rows
+from klero.rows.maxima.cpu import BLOCK, block_maxima, flush_key
+from klero.rows.select.cpu import gather
 from klero.sampling.draw.cpu import lot_bound
-from klero.sampling.filters.cpu import gather
 from klero.sampling.fused.cpu import WHOLE_ROW, keep_prefix
-from klero.sampling.maxima.cpu import BLOCK, block_maxima, flush_key
 
 
 @kernel

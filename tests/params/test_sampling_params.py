@@ -24,7 +24,7 @@ GOOD = {
     "min_p": [(0, 0.0), (1, 1.0), (0.05, 0.05), (1e-300, 1e-300), (np.float16(0.5), 0.5)],
     "seed": [(0, 0), (2**64 - 1, 2**64 - 1), (-(2**63), -(2**63)), (-1, -1), (np.uint64(2**64 - 1), 2**64 - 1)],
     "n": [(1, 1), (1000, 1000), (np.int64(2), 2)],
-    "max_tokens": [(1, 1), (10**9, 10**9), (np.int64(5), 5)],
+    "max_tokens": [(1, 1), (10**9, 10**9), (np.int64(5), 5)],  # 0: test_together.py
     "min_tokens": [(0, 0), (10**9, 10**9)],
     "stop": [((), ()), ([], ()), ("a", ("a",)), (["a", "\n"], ("a", "\n")), (("b", "b", "a"), ("b", "a"))],
     "stop_token_ids": [
@@ -69,6 +69,9 @@ GOOD = {
     "bad_token_ids": [([], ()), ([5, [5], [1, 2]], ((5,), (1, 2))), (np.array([3]), ((3,),))],
     "no_repeat_ngram_size": [(0, 0), (1, 1), (3, 3)],
     "allowed_token_ids": [([7, 5, 7], (5, 7)), ({1}, (1,)), (np.array([2, 1]), (1, 2))],
+    "logprobs": [(-1, -1), (0, 0), (1, 1), (10**9, 10**9), (np.int64(5), 5)],
+    "prompt_logprobs": [(-1, -1), (0, 0), (1, 1), (10**9, 10**9), (np.int32(5), 5)],
+    "logprob_token_ids": [([], ()), ([7, 5, 7], (7, 5)), ((0,), (0,)), (np.array([2, 1]), (2, 1))],
 }
 BAD = {
     "temperature": [*NOT_REAL, -1e-9, BELOW_0, np.nextafter(1e6, INF), 1e7, -1],
@@ -110,10 +113,18 @@ BAD = {
     "bad_token_ids": [5, "5", ["5"], [-1], [[]], [[1, -1]], [1.0], [True], [None], {1: 2}],
     "no_repeat_ngram_size": [*NOT_INTEGERS, -1],
     "allowed_token_ids": [[], (), 5, "5", ["5"], [-1], [[1]], [1.0], [True], [None], {1: 2}],
+    "logprobs": [*NOT_INTEGERS, -2, -(10**9)],
+    "prompt_logprobs": [*NOT_INTEGERS, -2, -(10**9)],
+    "logprob_token_ids": [5, "5", ["5"], [-1], [[1]], [1.0], [True], [None], {1: 2}],
 }  # fmt: skip
 BESIDE = {  # fields that mean something beside another one only: (what stands beside them, good, bad)
     "top_p_min": ({"top_p_decay": 0.5}, [(5e-324, 5e-324), (0.3, 0.3), (1, 1.0)], [*NOT_REAL, 0, -1, ABOVE_1]),
     "top_p_reset_id": ({"top_p_decay": 0.5}, [(0, 0), (np.int64(9), 9)], [*NOT_INTEGERS, -1]),
+    "logprobs_mode": (
+        {"logprobs": 0},
+        [("raw", "raw"), ("processed", "processed"), (np.str_("processed"), "processed")],
+        ["", "RAW", "raw_logprobs", b"raw", ["raw"], {"raw"}, 0, 1, True, NAN, len],
+    ),
 }
 SWITCHES = {
     "ignore_eos": False,
@@ -122,6 +133,10 @@ SWITCHES = {
     "skip_special_tokens": True,
     "spaces_between_special_tokens": False,
     "echo": False,
+    "return_kept": False,
+    "return_probs": False,
+    "return_context_logits": False,
+    "return_generation_logits": False,
 }
 UNSET = {
     "temperature": None, "top_k": None, "top_p": None, "min_p": None, "seed": None, "n": 1, "max_tokens": None,
@@ -130,7 +145,8 @@ UNSET = {
     "eta_cutoff": 0.0, "top_a": 0.0, "typical_p": 1.0, "xtc_probability": 0.0, "xtc_threshold": 0.1, "filters": (),
     "logit_bias": (), "embedding_bias": None, "repetition_penalty": 1.0, "presence_penalty": 0.0,
     "frequency_penalty": 0.0, "prompt_ignore_length": None, "bad_words": (), "bad_token_ids": (),
-    "no_repeat_ngram_size": 0, "allowed_token_ids": None, "logits_processors": (),
+    "no_repeat_ngram_size": 0, "allowed_token_ids": None, "logits_processors": (), "logprobs": None,
+    "prompt_logprobs": None, "logprobs_mode": "raw", "logprob_token_ids": (),
 }  # fmt: skip
 
 
@@ -148,7 +164,9 @@ def test_the_tables_name_every_field():
 def test_fields_beside_another(field):
     beside, good, bad = BESIDE[field]
     for given, right in good:
-        assert getattr(SamplingParams(**beside, **{field: given}), field) == right
+        taken = getattr(SamplingParams(**beside, **{field: given}), field)
+        assert taken == right
+        assert type(taken) is type(right)
     for value in bad:
         with pytest.raises(ParameterError) as caught:
             SamplingParams(**beside, **{field: value})
@@ -192,12 +210,13 @@ def test_all_faults_are_reported_together():
     with pytest.raises(ParameterError) as caught:
         SamplingParams(
             temperature=-1, top_p=NAN, top_k=True, seed="7", stop=[""], tempature=1, n_predict=0, max_tokens=5,
-            logit_bias={"a": 1}, repeat_penalty=0, allowed_token_ids=[], filters=1, top_a=2, top_p_min=0.5, logprobs=1,
+            logit_bias={"a": 1}, repeat_penalty=0, allowed_token_ids=[], filters=1, top_a=2, top_p_min=0.5,
+            logprobs=True, beam_width=2,
         )  # fmt: skip
     faults = {fault.field for fault in caught.value.faults}
     assert faults == {
         "temperature", "top_p", "top_k", "seed", "stop", "tempature", "max_tokens", "logit_bias", "repetition_penalty",
-        "allowed_token_ids", "filters", "top_a", "top_p_min", "logprobs",
+        "allowed_token_ids", "filters", "top_a", "top_p_min", "logprobs", "beam_width",
     }  # fmt: skip
     for field in faults:
         assert f"{field}=" in str(caught.value)
@@ -214,7 +233,7 @@ def test_unknown_fields_are_faults_that_suggest_the_near_one():
 
 
 def test_fields_of_later_versions_are_unknown_until_they_work():
-    for field in ("logprobs", "use_beam_search", "return_probs", "thinking_token_budget"):
+    for field in ("use_beam_search", "length_penalty", "regex", "thinking_token_budget"):
         with pytest.raises(ParameterError, match=f"{field}=1: is not supported yet"):
             SamplingParams(**{field: 1})
     assert RESERVED.isdisjoint(UNSET)
@@ -225,6 +244,7 @@ EXAMPLES = {
     "max_tokens": 9, "min_tokens": 3, "n": 2, "seed": 8, "temperature": 0.5, "stop": ("x",), "end_token_ids": (4,),
     "include_stop_str_in_output": True, "repetition_penalty": 1.5, "bad_words": ("x",), "bad_token_ids": ((1,), (2, 3)),
     "logits_processors": (len,), "top_p_reset_id": 9, "top_n_sigma": 1.5, "typical_p": 0.5,
+    "logprobs": 3, "logprob_token_ids": (7, 2),
 }  # fmt: skip
 
 
@@ -244,7 +264,7 @@ def test_aliases(alias):
 
 def test_an_alias_is_checked_like_its_field():
     with pytest.raises(ParameterError) as caught:
-        SamplingParams(max_new_tokens=0)
+        SamplingParams(max_new_tokens=-1)
     assert caught.value.field == "max_tokens"
 
 

@@ -20,6 +20,26 @@ def test_min_tokens_above_max_tokens_says_both_numbers():
     assert SamplingParams(min_tokens=6).max_tokens is None
 
 
+def test_no_token_is_generated_only_where_the_prompt_is_scored():
+    for fields in ({"prompt_logprobs": 0}, {"prompt_logprobs": -1}, {"return_context_logits": True}):
+        assert SamplingParams(max_tokens=0, **fields).max_tokens == 0
+    for fields in ({}, {"logprobs": 0}, {"return_context_logits": False}, {"return_generation_logits": True}):
+        assert faults_of(max_tokens=0, **fields) == ["max_tokens"]
+    with pytest.raises(ParameterError, match=r"max_tokens=0: must be at least 1; .*prompt_logprobs or return_context"):
+        SamplingParams(max_new_tokens=0)
+    assert faults_of(max_tokens=0, prompt_logprobs=0, min_tokens=1) == ["min_tokens"]
+
+
+def test_a_mode_of_logprobs_needs_logprobs():
+    for fields in ({"logprobs": 0}, {"logprobs": -1}, {"logprob_token_ids": [4]}):
+        assert SamplingParams(logprobs_mode="processed", **fields).logprobs_mode == "processed"
+    for fields in ({}, {"logprob_token_ids": []}, {"return_kept": True, "return_probs": True}):
+        assert faults_of(logprobs_mode="processed", **fields) == ["logprobs_mode"]
+    with pytest.raises(ParameterError, match=r"='processed': means nothing without .*prompt_logprobs are always raw"):
+        SamplingParams(logprobs_mode="processed", prompt_logprobs=1)
+    assert SamplingParams(logprobs_mode="raw") == SamplingParams()  # what it is unset
+
+
 def test_fields_of_the_decay_need_it():
     assert faults_of(top_p_min=0.3) == ["top_p_min"]
     assert faults_of(top_p_reset_id=3, top_p=0.9) == ["top_p_reset_id"]
@@ -32,7 +52,10 @@ def test_fields_of_the_decay_need_it():
 def test_a_rule_between_fields_waits_for_each_of_them():
     assert faults_of(top_p_min=0.3, top_p_decay=0) == ["top_p_decay"]
     assert faults_of(top_p_min=0) == ["top_p_min"]
-    assert faults_of(min_tokens=6, max_tokens=0) == ["max_tokens"]
+    assert faults_of(min_tokens=6, max_tokens=-1) == ["max_tokens"]
+    assert faults_of(max_tokens=0, prompt_logprobs=-2) == ["prompt_logprobs"]
+    assert faults_of(logprobs_mode="processed", logprobs=-2) == ["logprobs"]
+    assert faults_of(logprobs_mode="both") == ["logprobs_mode"]
     assert faults_of(min_tokens=6, max_tokens=5, top_k=-2) == ["top_k", "min_tokens"]
     assert faults_of(allowed_token_ids=[4], bad_token_ids=[4, -1]) == ["bad_token_ids"]
 

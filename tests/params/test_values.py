@@ -38,7 +38,9 @@ EVERYTHING = {
     "logit_bias": {"5": 1, 2: -9}, "embedding_bias": [0.5, -float("inf"), 1],
     "repetition_penalty": 1.2, "presence_penalty": 0.5,
     "frequency_penalty": 0.25, "prompt_ignore_length": 2, "bad_words": "b", "bad_token_ids": [[1, 2]],
-    "no_repeat_ngram_size": 3, "allowed_token_ids": [5, 6], "logits_processors": [Unhashable()],
+    "no_repeat_ngram_size": 3, "allowed_token_ids": [5, 6], "logits_processors": [Unhashable()], "logprobs": 3,
+    "prompt_logprobs": 0, "logprobs_mode": "processed", "logprob_token_ids": [8, 2], "return_kept": True,
+    "return_probs": True, "return_context_logits": True, "return_generation_logits": True,
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from numba import njit
 from klero.batch import History
 from klero.rewrite import Rules
 from klero.rewrite.patches.cpu import rewritten_view, room_for_view
-from klero.rewrite.view.cpu import BLOCK, bits_at, bits_of, block_of, is_bad, num_alive
+from klero.rows.view.cpu import BLOCK, bits_at, bits_of, block_of, is_bad, num_alive
 
 
 @njit(error_model="numpy")

@@ -9,7 +9,7 @@ from tests.rewrite.mixtures import LOGITS, WIDTHS, contexts
 from klero.device import HAVE_NUMBA
 from klero.lots.mass import canonical
 from klero.rewrite import rewrite_row
-from klero.sampling.maxima.reference import block_maxima
+from klero.rows.maxima.reference import block_maxima
 from klero.testing import nasty_row
 
 pytestmark = pytest.mark.skipif(not HAVE_NUMBA, reason="needs Numba")
@@ -57,7 +57,7 @@ def test_any_mixture_on_bfloat16_rows(data):
 def test_a_bad_row_is_bad_whatever_bans_hide(data):
     from tests.rewrite.kernels import rewrite_by_kernel
 
-    from klero.rewrite.view.cpu import is_bad
+    from klero.rows.view.cpu import is_bad
 
     width = data.draw(st.sampled_from(WIDTHS))
     row = nasty_row(data.draw(st.sampled_from(["+inf", "+nan", "-nan", "signalling nan"])), width, 3)

@@ -86,8 +86,8 @@ def test_by_hand(logits, fields, right):
 
 def both(rows, params, seeds=None, positions=None):
     """{backend: (tokens, status, numbers kept)} of rows; bfloat16 bits as uint16."""
+    from klero.rows.inputs import as_float32
     from klero.sampling.fused.cpu import sample_rows
-    from klero.sampling.inputs import as_float32
 
     num_rows, out = len(rows), {}
     table = stack_rows([p.row for p in params])

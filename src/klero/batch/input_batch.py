@@ -11,17 +11,28 @@ from klero.batch.blocks import Blocks
 from klero.batch.history import History
 from klero.batch.step import I32, StepArrays
 
+NO_ROWS = np.iinfo(np.int32).max
+
 
 class Scheduled(NamedTuple):
     """What a step does for one sequence: slot index, tokens computed before it, tokens it computes, whether it samples.
 
     A sequence is sampled when its step reaches the end of its history; a prefill chunk before the end is not.
+    logits_from: the tokens at this position and later give a row each, to be scored; the sampled one has its own row
+    already. NO_ROWS: none.
     """
 
     slot: int
     num_computed: int
     num_new: int
     samples: bool
+    logits_from: int = NO_ROWS
+
+    @property
+    def scored(self) -> range:
+        """The positions whose rows are scored."""
+        end = self.num_computed + self.num_new - self.samples
+        return range(min(max(self.num_computed, self.logits_from), end), end)
 
 
 class InputBatch:
@@ -37,7 +48,7 @@ class InputBatch:
 
     def fill(self, scheduled: Sequence[Scheduled]) -> StepArrays:
         """Fill the arrays of a step; views of the same memory each time."""
-        slots, computed, new, samples = np.array(scheduled, np.int32).reshape(-1, 4).T
+        slots, computed, new, samples, logits_from = np.array(scheduled, np.int32).reshape(-1, 5).T
         num_seqs, num_tokens = len(slots), int(new.sum())
         starts = self._starts[: num_seqs + 1]
         np.cumsum(new, out=starts[1:])
@@ -51,8 +62,14 @@ class InputBatch:
             tables = tables[:, : self._blocks.counts[slots].max(initial=0)]
             tables[:] = self._blocks.tables[slots, : tables.shape[1]]
             self._map(slots[seq], positions, mapping)
+        sampled = starts[1:][samples > 0] - np.int64(1)
+        rows = sampled
+        if (logits_from != NO_ROWS).any():
+            scored = positions >= logits_from[seq]
+            scored[sampled] = False
+            rows = np.concatenate([sampled, np.flatnonzero(scored)])
         return StepArrays(
-            input_ids, positions, mapping, starts, computed + new, tables, slots, starts[1:][samples > 0] - np.int64(1)
+            input_ids, positions, mapping, starts, computed + new, tables, slots, rows, num_sampled=len(sampled)
         )
 
     def _map(self, slot_of_token: I32, positions: I32, out: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:

@@ -54,13 +54,14 @@ class Step:
 
 @dataclass(frozen=True)
 class StepArrays:
-    """What a model gets for one step: T tokens of N sequences, packed one sequence after the other; R rows to sample.
+    """What a model gets for one step: T tokens of N sequences, packed one sequence after the other; R rows are wanted.
 
     input_ids, positions: int32 [T]. slot_mapping: int64 [T], where a token's K/V goes: block * block_size + offset.
     query_starts: int32 [N + 1], the tokens of each sequence. seq_lens: int32 [N], its tokens once this step is done.
     block_tables: int32 [N, blocks of the longest], unused places 0. slots: int32 [N]. logits_rows: int64 [R], indexes
-    into T. A decode has one token here, a prefill chunk more; both kinds mix in any order. Views that are valid until
-    the next step is filled.
+    into T, no index twice: the num_sampled rows that are sampled, sequence by sequence, then those that are scored,
+    ascending. A decode has one token here, a prefill chunk more; both kinds mix in any order. Views that are valid
+    until the next step is filled.
     """
 
     input_ids: I32
@@ -71,3 +72,4 @@ class StepArrays:
     block_tables: I32
     slots: I32
     logits_rows: I64
+    num_sampled: int

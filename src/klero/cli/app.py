@@ -12,6 +12,7 @@ from klero.cli.explain import explain
 from klero.cli.fetch import fetch
 from klero.cli.generate import generate
 from klero.cli.models import models
+from klero.cli.score import score
 from klero.cli.warmup import warmup
 from klero.errors import KleroError
 
@@ -24,7 +25,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command(context_settings={"ignore_unknown_options": True})(explain)  # a row may begin with -1
-for command in (fetch, models, warmup, bench):
+for command in (score, fetch, models, warmup, bench):
     app.command()(command)
 
 

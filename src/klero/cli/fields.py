@@ -14,10 +14,15 @@ from klero.errors import OptionError
 TOKEN = "Which token"
 MORE = "More filters"
 CHANGES = "Bias, penalties and bans"
+SAID = "What is said about a token"
 
 
 def _option(kind: Any, panel: str, text: str) -> Any:
     return Annotated[kind | None, typer.Option(rich_help_panel=panel, help=text)]
+
+
+def _flag(name: str, panel: str, text: str) -> Any:
+    return Annotated[bool | None, typer.Option(name, rich_help_panel=panel, help=text)]
 
 
 SHAPING = {
@@ -51,6 +56,14 @@ REWRITING = {
 }
 SPELLED = "Ban this text as the tokenizer spells it, alone and after a space; may be repeated."
 BAD_WORDS = {"bad_words": _option(list[str], CHANGES, SPELLED)}
+LOGPROBS = {
+    "logprobs": _option(int, SAID, "Its logprob and the k most likely; 0: its own; -1: all."),
+    "logprob_token_ids": _option(list[str], SAID, "ID,ID,...: of these as well; may be repeated."),
+    "logprobs_mode": _option(str, SAID, "raw: the model's; processed: what was drawn from."),
+    "prompt_logprobs": _option(int, SAID, "The same of the prompt's tokens, always raw."),
+    "return_kept": _flag("--return-kept", SAID, "The ids that the filters left."),
+    "return_probs": _flag("--return-probs", SAID, "The same ids and their probabilities."),
+}
 
 
 def takes(*tables: dict[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -108,12 +121,17 @@ def _bad(texts: list[str]) -> list[list[int]]:
     return [ids_of("--bad-token-ids", text) for text in texts]
 
 
-def _allowed(texts: list[str]) -> list[int]:
-    return [token_id for text in texts for token_id in ids_of("--allowed-token-ids", text)]
+def _ids(option: str) -> Callable[[list[str]], list[int]]:
+    return lambda texts: [token_id for text in texts for token_id in ids_of(option, text)]
 
 
 def _as_it_is(value: Any) -> Any:
     return value
 
 
-READ: dict[str, Callable[[Any], Any]] = {"logit_bias": _bias, "bad_token_ids": _bad, "allowed_token_ids": _allowed}
+READ: dict[str, Callable[[Any], Any]] = {
+    "logit_bias": _bias,
+    "bad_token_ids": _bad,
+    "allowed_token_ids": _ids("--allowed-token-ids"),
+    "logprob_token_ids": _ids("--logprob-token-ids"),
+}

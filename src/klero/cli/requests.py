@@ -57,7 +57,7 @@ def read(prompts: list[str], file: str | None, options: dict[str, Any], *, chat:
         if prompts:
             raise RequestError("prompts stand beside --file; give one of them")
         return _of_file(file, options, chat)
-    if not prompts and _is_piped():
+    if not prompts and is_piped():
         prompts = ["-"]
     if prompts.count("-") > 1:
         raise RequestError('the prompt "-" is standard input, which can be read once; it is given more than once')
@@ -69,14 +69,9 @@ def read(prompts: list[str], file: str | None, options: dict[str, Any], *, chat:
 
 def _of_file(file: str, options: dict[str, Any], chat: bool) -> list[Asked]:
     """JSON lines, whose fields replace the options'; all faults at once."""
-    try:
-        text = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        lines = text.decode().split("\n")  # JSON lines end at a newline and nowhere else
-    except (OSError, UnicodeDecodeError, AttributeError) as error:
-        raise RequestError(f"--file {file}: cannot be read ({error})") from None
     asked: list[Asked] = []
     faults: list[str] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines_of(file), 1):
         if line.strip():
             try:
                 asked.append(_of_line(line, _for_prompt(options, len(asked) + len(faults)), chat))
@@ -87,6 +82,15 @@ def _of_file(file: str, options: dict[str, Any], chat: bool) -> list[Asked]:
     if not asked:
         raise RequestError(f'--file {file}: holds no prompt; give JSON lines such as {{"prompt": ...}}')
     return asked
+
+
+def lines_of(file: str) -> list[str]:
+    """The lines of a file of JSON lines, "-" for standard input. RequestError if it cannot be read."""
+    try:
+        text = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        return text.decode().split("\n")  # JSON lines end at a newline and nowhere else
+    except (OSError, UnicodeDecodeError, AttributeError) as error:
+        raise RequestError(f"--file {file}: cannot be read ({error})") from None
 
 
 def _of_line(line: str, options: dict[str, Any], chat: bool) -> Asked:
@@ -124,7 +128,7 @@ def _for_prompt(options: dict[str, Any], i: int) -> dict[str, Any]:
     return options | {"seed": seed_bits(options["seed"] + i)} if "seed" in options and i else options
 
 
-def _is_piped() -> bool:
+def is_piped() -> bool:
     """Whether somebody sends standard input: a pipe, a socket or a file, no terminal and no /dev/null."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode

@@ -11,6 +11,7 @@ from klero.engine.models.protocol import Model
 from klero.engine.outputs import Delta, RequestOutput
 from klero.engine.request import Choice, Limits, Request, admit
 from klero.engine.scheduler import Planned, Scheduler
+from klero.engine.scores import PromptPart, StepRows, read_prompts
 from klero.engine.seeds import SeedSource
 from klero.engine.times import StepTimes
 from klero.engine.words import Encode
@@ -63,7 +64,7 @@ class Engine:
             model.allocate(num_blocks, block_size)
         capacity = None if self.blocks is None else self.blocks.num_blocks * block_size
         end_ids = tuple(i for i in model.end_token_ids if 0 <= i < model.vocab_size)  # others can never be drawn
-        self.limits = Limits(model.vocab_size, self.max_model_len, capacity, end_ids)
+        self.limits = Limits(model.vocab_size, self.sampler.padded_from, self.max_model_len, capacity, end_ids)
         self.batch = InputBatch(max_num_seqs, max_num_batched_tokens, self.sampler.history, self.blocks)
         self.scheduler = Scheduler(
             max_num_seqs, max_num_batched_tokens, self.blocks, seat=self._seat, forget=self._forget
@@ -169,13 +170,17 @@ class Engine:
             times.lap("inputs")
             logits = self.model.forward(arrays)
             times.lap("forward")
+            parts = read_prompts(planned, arrays, logits, self.sampler.padded_from)
+            logits = logits[: arrays.num_sampled] if parts else logits
             state = self.sampler.sample_async(rows, logits)
             times.lap("sample")
         except BaseException:
             self._start_over(planned)
             raise
         num_tokens = self._computed(planned)
-        outputs = self._finish(self.sampler.update_requests(state))
+        ended = self._score(planned, parts)  # first: whoever ends here is given no token
+        ended += self._bring(self.sampler.update_requests(state), StepRows(state.host.logprobs, logits))
+        outputs = self._answers(ended)
         times.lap("finish")
         times.count(num_tokens, rows.num_rows)
         return outputs
@@ -215,8 +220,24 @@ class Engine:
         slots = [choice.slot for choice, scheduled in planned if scheduled.samples and choice.slot is not None]
         return self.sampler.step_of(slots)
 
-    def _finish(self, updates: list[TokenUpdate]) -> list[RequestOutput]:
-        """End the choices that are done, and hand out the requests whose choices all are."""
+    def _score(self, planned: list[Planned], parts: list[tuple[Choice, PromptPart]]) -> list[Request]:
+        """Take what the step says about prompts, and end what is only scored; the requests that may be done."""
+        ended = []
+        for choice, part in parts:
+            assert choice.prompt_scores is not None
+            choice.prompt_scores.take(part)
+            if part.error is not None:
+                self._end_choices(choice.request, FinishReason.ERROR, part.error)
+                ended.append(choice.request)
+        for choice, _ in planned:
+            if not choice.draws and choice.finished is None and choice.num_computed == choice.num_tokens:
+                choice.finished = choice.finish.end(FinishReason.LENGTH)
+                self._hand_out(choice)
+                ended.append(choice.request)
+        return ended
+
+    def _bring(self, updates: list[TokenUpdate], said: StepRows) -> list[Request]:
+        """Give the choices their tokens and what is said about them, end those that are done; their requests."""
         ended = []
         for update in updates:
             choice = self._choice_of_slot[update.slot.index]
@@ -227,11 +248,21 @@ class Engine:
                 choice.finished = update.finished
             if choice.finish.num_tokens:
                 choice.request.clock.drew()
-            if choice.request.stream:
-                self._deltas.append(choice.delta(update.token_ids))
+            choice.take(said, update.rows)
+            self._hand_out(choice, update.token_ids)
             if choice.finished is not None:
-                self._leave(choice)
                 ended.append(choice.request)
+        return ended
+
+    def _hand_out(self, choice: Choice, token_ids: tuple[int, ...] = ()) -> None:
+        """Let a choice's news out if it streams, and free what it holds if it has finished."""
+        if choice.request.stream:
+            self._deltas.append(choice.delta(token_ids))
+        if choice.finished is not None:
+            self._leave(choice)
+
+    def _answers(self, ended: list[Request]) -> list[RequestOutput]:
+        """The answers of those of these requests whose choices all have finished."""
         done = [request for request in dict.fromkeys(ended) if all(c.finished is not None for c in request.choices)]
         for request in done:
             del self._requests[request.request_id]
@@ -239,14 +270,16 @@ class Engine:
 
     def _end(self, request: Request, reason: FinishReason, message: str) -> RequestOutput:
         """End a request from outside, with what it has so far."""
+        self._end_choices(request, reason, message)
+        (output,) = self._answers([request])
+        return output
+
+    def _end_choices(self, request: Request, reason: FinishReason, message: str) -> None:
+        """End what is not finished of a request."""
         for choice in request.choices:
             if choice.finished is None:
                 choice.finished = choice.finish.end(reason, message)
-                self._leave(choice)
-                if request.stream:
-                    self._deltas.append(choice.delta())
-        del self._requests[request.request_id]
-        return request.output()
+                self._hand_out(choice)
 
     def _seat(self, choice: Choice) -> None:
         """Give a choice its slot."""

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from klero.finish import StopReason
+from klero.logprobs import Logprobs
 
 
 @dataclass(frozen=True)
@@ -15,6 +19,10 @@ class CompletionOutput:
     seed: the seed it was drawn with, 0 .. 2^64-1; with the same prompt, parameters and index it draws the same lots.
     error: the message of an error or an abort, else None. reproducible: the same request gives the same tokens in any
     company, because the model is deterministic; with False the lots are the same and the logits may differ.
+
+    logprobs: one entry for each of token_ids, the end included, however it ended; cumulative_logprob: their sum;
+    generation_logits: float32 [n, V], the model's own row of each, before anything was done to it. All three None where
+    not asked for. Two are equal when the rest is: arrays do not take part.
     """
 
     index: int
@@ -25,6 +33,9 @@ class CompletionOutput:
     seed: int
     error: str | None = None
     reproducible: bool = False
+    logprobs: Logprobs | None = field(default=None, compare=False)
+    cumulative_logprob: float | None = field(default=None, compare=False)
+    generation_logits: npt.NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -50,7 +61,12 @@ class RequestMetrics:
 class RequestOutput:
     """One finished request. prompt: the text given, None for ids; prompt_token_ids: as fed to the model.
 
-    Two are equal when they say the same, whatever it cost.
+    prompt_logprobs: one entry for each of prompt_token_ids; of the first nothing is said (NaN, rank 0), as no row comes
+    before it. context_logits: float32 [num_prompt, V], row i the model's own after prompt token i. context_mask: bool
+    [num_prompt], which of these were computed; all, unless the request was ended before; the others are NaN, and their
+    tokens have no logprob. None where not asked for. Choice 0 of n computes them.
+
+    Two are equal when they say the same, whatever it cost; arrays do not take part.
     """
 
     request_id: str
@@ -59,6 +75,9 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     metrics: RequestMetrics = field(compare=False)
     finished: bool = True
+    prompt_logprobs: Logprobs | None = field(default=None, compare=False)
+    context_logits: npt.NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
+    context_mask: npt.NDArray[np.bool_] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +87,8 @@ class Delta:
     prompt_index: which prompt of the call. index: which of n. text: what can be shown now and is never taken back:
     whole characters, nothing that may still become a stop string; with echo the first begins with the prompt's text.
     token_ids: the new ones, whether or not their text is out. finish_reason: None until the choice's last delta;
-    stop_reason, error: as there. seed, reproducible: in every delta.
+    stop_reason, error: as there. seed, reproducible: in every delta. logprobs: one entry for each of token_ids; None
+    where not asked for.
     """
 
     request_id: str
@@ -81,6 +101,7 @@ class Delta:
     error: str | None
     seed: int
     reproducible: bool
+    logprobs: Logprobs | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from klero.batch import Slot
 from klero.engine.outputs import CompletionOutput, Delta, RequestOutput
+from klero.engine.scores import PromptScores, StepRows, TokenScores
 from klero.engine.times import RequestClock
 from klero.engine.words import Encode, Word, bad_word_ids
 from klero.errors import Fault, ParameterError, RequestError
@@ -24,7 +25,8 @@ class Choice:
 
     arrival: its place in the order of arrival. running: it takes part in steps; else it waits. slot: None until it
     has been seated. num_computed: tokens whose K/V is cached; 0 again after a preemption. num_streamed: tokens that
-    went out in deltas. delta_sent: the first delta, and with it the echo, is out.
+    went out in deltas. delta_sent: the first delta, and with it the echo, is out. scores: what is said about its
+    tokens; prompt_scores: about the prompt's. Both None where nothing was asked.
     """
 
     request: Request
@@ -37,6 +39,13 @@ class Choice:
     num_streamed: int = 0
     delta_sent: bool = False
     finished: Finished | None = None
+    scores: TokenScores | None = None
+    prompt_scores: PromptScores | None = None
+
+    @property
+    def draws(self) -> bool:
+        """Whether tokens follow the prompt; with max_tokens=0 it is only scored."""
+        return self.request.params.max_tokens != 0
 
     @property
     def owner(self) -> str:
@@ -53,10 +62,19 @@ class Choice:
         end, finish, request = self.finished, self.finish, self.request
         assert end is not None, f"{self.owner} has not finished"
         text = request.echo + finish.text if request.params.detokenize else ""
+        said = (None, None, None)
+        if self.scores is not None:
+            said = self.scores.logprobs(), self.scores.cumulative(), self.scores.logits()
         return CompletionOutput(
             self.index, text, finish.token_ids, str(end.reason), end.stop_reason, request.seed, end.message,
-            request.reproducible,
+            request.reproducible, *said,
         )  # fmt: skip
+
+    def take(self, said: StepRows, rows: range) -> None:
+        """Keep what a step says about the tokens that came from these of its rows, of those that were accepted."""
+        if self.scores is not None:
+            num_new = self.finish.num_tokens - self.scores.num
+            self.scores.extend(said, rows[:num_new])
 
     def delta(self, token_ids: tuple[int, ...] = ()) -> Delta:
         """What is new since the last delta. token_ids: those of this step; the last may have been refused."""
@@ -65,11 +83,12 @@ class Choice:
         text = self.finish.delta()
         if not self.delta_sent and request.params.detokenize:
             text = request.echo + text
+        logprobs = None if self.scores is None else self.scores.logprobs(self.num_streamed)
         self.num_streamed, self.delta_sent = self.num_streamed + len(new), True
         reason, stop, message = (str(end.reason), end.stop_reason, end.message) if end else (None, None, None)
         return Delta(
             request.request_id, request.prompt_index, self.index, text, new, reason, stop, message, request.seed,
-            request.reproducible,
+            request.reproducible, logprobs,
         )  # fmt: skip
 
 
@@ -99,14 +118,22 @@ class Request:
         outputs = tuple(choice.output() for choice in self.choices)
         num_generated = sum(choice.finish.num_tokens for choice in self.choices)
         metrics = self.clock.metrics(len(self.prompt_ids), num_generated)
-        return RequestOutput(self.request_id, self.prompt, self.prompt_ids, outputs, metrics)
+        output = RequestOutput(self.request_id, self.prompt, self.prompt_ids, outputs, metrics)
+        scores = self.choices[0].prompt_scores
+        if scores is None:
+            return output
+        context, mask = scores.context()
+        return replace(output, prompt_logprobs=scores.logprobs(), context_logits=context, context_mask=mask)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What bounds a request here. capacity: tokens that all KV blocks hold, None where the model needs no blocks."""
+    """What bounds a request here. vocab_size: width of the logits, and num_scored of it, the first, are no padding.
+    capacity: tokens that all KV blocks hold, None where the model needs no blocks.
+    """
 
     vocab_size: int
+    num_scored: int
     max_model_len: int
     capacity: int | None
     end_token_ids: tuple[int, ...]
@@ -129,6 +156,7 @@ def admit(
         prompt_ids = prompt_ids[-params.truncate_prompt_tokens :]
     ids = _checked_prompt(request_id, prompt_ids, limits)
     check_width(params, limits.vocab_size)
+    _check_scored(request_id, ids, params, limits)
     words = bad_word_ids(params.bad_words, encode, limits.vocab_size)
     if fault := nothing_allowed(params, words):
         raise ParameterError([fault])
@@ -137,9 +165,14 @@ def admit(
     request = Request(request_id, prompt, ids, params, echo=echo, bad_word_ids=words)
     for index in range(params.n):
         finish = Finish(
-            params, end_token_ids=limits.end_token_ids, prompt_ids=ids, vocabulary=vocabulary, max_tokens=max_tokens
-        )
+            params, end_token_ids=limits.end_token_ids, prompt_ids=ids, vocabulary=vocabulary,
+            max_tokens=max(1, max_tokens),  # one that only scores is given no token
+        )  # fmt: skip
         request.choices.append(Choice(request, index, finish))
+        if params.asks or params.return_generation_logits:
+            request.choices[-1].scores = TokenScores(params, limits.vocab_size)
+    if params.scores_prompt:
+        request.choices[0].prompt_scores = PromptScores(ids, params, limits.vocab_size)
     return request
 
 
@@ -153,6 +186,24 @@ def _checked_prompt(request_id: str, prompt_ids: Sequence[int], limits: Limits) 
             "the width of the model's logits"
         )
     return tuple(int(i) for i in prompt_ids)
+
+
+def _check_scored(request_id: str, prompt_ids: tuple[int, ...], params: SamplingParams, limits: Limits) -> None:
+    """Refuse to speak of padding columns, which nobody reads."""
+    num = limits.num_scored
+    asked = {"logprobs": params.logprobs, "prompt_logprobs": params.prompt_logprobs}
+    rule = f"must be at most {num}, the tokens of this model (-1 is all)"
+    faults = [Fault(name, most, rule) for name, most in asked.items() if most is not None and most > num]
+    if any(i >= num for i in params.logprob_token_ids):
+        rule = f"ids must be in [0, {num - 1}], the tokens of this model; the other columns of its logits are padding"
+        faults.append(Fault("logprob_token_ids", max(params.logprob_token_ids), rule))
+    if faults:
+        raise ParameterError(faults)
+    if params.prompt_logprobs is not None and max(prompt_ids) >= num:
+        raise RequestError(
+            f"{request_id}: prompt token id {max(prompt_ids)}: the columns of the logits from {num} on are padding, so "
+            "it has no logprob; leave out prompt_logprobs"
+        )
 
 
 def _is_id(value: Any, vocab_size: int) -> bool:
@@ -171,9 +222,10 @@ def _room(request_id: str, num_prompt: int, params: SamplingParams, limits: Limi
         most = limits.capacity
         what = f"all KV blocks together hold {most} (raise num_blocks)"
     room = most - num_prompt
-    if room < 1:
+    if room < (params.max_tokens != 0):
+        fits = "so no token can follow" if params.max_tokens != 0 else "so it does not fit"
         raise RequestError(
-            f"{request_id}: the prompt has {num_prompt} tokens and {what}, so no token can follow; "
+            f"{request_id}: the prompt has {num_prompt} tokens and {what}, {fits}; "
             "shorten it, or set truncate_prompt_tokens"
         )
     if params.max_tokens is not None and params.max_tokens > room:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from klero.batch import Blocks, Scheduled
+from klero.batch.input_batch import NO_ROWS
 from klero.engine.request import Choice
 
 
@@ -120,8 +121,9 @@ class Scheduler:
         return self.blocks.grow(index, choice.num_tokens)
 
     def _plan(self, choice: Choice, num_new: int) -> Planned:
-        samples = choice.num_computed + num_new == choice.num_tokens
-        return Planned(choice, Scheduled(_index(choice), choice.num_computed, num_new, samples))
+        samples = choice.draws and choice.num_computed + num_new == choice.num_tokens
+        logits_from = NO_ROWS if choice.prompt_scores is None else choice.prompt_scores.next_position
+        return Planned(choice, Scheduled(_index(choice), choice.num_computed, num_new, samples, logits_from))
 
     def _grow(self, choice: Choice, num_tokens: int, planned: dict[int, Planned]) -> bool:
         """Find blocks for a running sequence, at the cost of the youngest; False if it is the youngest itself."""

@@ -35,13 +35,14 @@ ALIASES: dict[str, str] = {
     "end_id": "end_token_ids",  # TensorRT-LLM
     "include_stop_str": "include_stop_str_in_output",
     "no_stop_trim": "include_stop_str_in_output",  # SGLang
+    "top_logprobs": "logprobs",  # OpenAI chat
+    "token_ids_logprob": "logprob_token_ids",  # SGLang
 }
 
 RESERVED = frozenset(
     """
-    logprobs prompt_logprobs logprobs_mode logprob_token_ids return_context_logits return_generation_logits
     use_beam_search beam_width beam_width_array length_penalty early_stopping beam_search_diversity_rate
-    return_kept return_probs json regex choice grammar json_object structural_tag thinking_token_budget
+    json regex choice grammar json_object structural_tag thinking_token_budget
     """.split()  # noqa: SIM905  a table of words
 )
 """Fields of later versions: absent until they work, and known by name, so that the error can say so."""

@@ -134,6 +134,23 @@ def allowed_ids(value: Any) -> tuple[int, ...]:
     return tuple(sorted(set(ids)))
 
 
+def listed_ids(value: Any) -> tuple[int, ...]:
+    """A list of token ids in the order given; a repeated one counts once."""
+    return tuple(dict.fromkeys(token_ids(value)))
+
+
+def one_of(*words: str) -> Check:
+    """One of these words."""
+    rule = f"must be {' or '.join(map(repr, words))}"
+
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or value not in words:
+            raise Broken(rule)
+        return str(value)
+
+    return check
+
+
 def strings(what: str) -> Check:
     """A string or a list of strings, none of them empty (an empty one would match everywhere)."""
     rule = f"must be a non-empty string or a list of non-empty strings (leave it out for no {what})"

@@ -23,6 +23,7 @@ from klero.params.row import (
 )
 from klero.params.together import faults_together
 
+NO_LIST = "-1: every token; None: nothing"
 CHECKS: dict[str, checks.Check] = {
     "temperature": checks.optional(checks.real(0, 1e6)),
     "top_k": checks.optional(checks.integer(-1, way_out="0 or -1 switches it off")),
@@ -52,7 +53,7 @@ CHECKS: dict[str, checks.Check] = {
     "logits_processors": checks.none_is((), checks.callables),
     "seed": checks.optional(checks.integer(-(2**63), 2**64 - 1, way_out="leave it out for a fresh seed")),
     "n": checks.none_is(1, checks.integer(1, 2**32 - 1)),
-    "max_tokens": checks.optional(checks.integer(1, way_out="None: as many as fit")),
+    "max_tokens": checks.optional(checks.integer(0, way_out="None: as many as fit")),
     "min_tokens": checks.none_is(0, checks.integer(0)),
     "stop": checks.none_is((), checks.strings("stop")),
     "stop_token_ids": checks.none_is((), checks.token_sequences),
@@ -64,6 +65,14 @@ CHECKS: dict[str, checks.Check] = {
     "spaces_between_special_tokens": checks.none_is(False, checks.boolean),
     "echo": checks.none_is(False, checks.boolean),
     "truncate_prompt_tokens": checks.optional(checks.integer(1)),
+    "logprobs": checks.optional(checks.integer(-1, way_out=f"0: the sampled token alone; {NO_LIST}")),
+    "prompt_logprobs": checks.optional(checks.integer(-1, way_out=f"0: the prompt's tokens alone; {NO_LIST}")),
+    "logprobs_mode": checks.none_is("raw", checks.one_of("raw", "processed")),
+    "logprob_token_ids": checks.none_is((), checks.listed_ids),
+    "return_kept": checks.none_is(False, checks.boolean),
+    "return_probs": checks.none_is(False, checks.boolean),
+    "return_context_logits": checks.none_is(False, checks.boolean),
+    "return_generation_logits": checks.none_is(False, checks.boolean),
 }
 
 
@@ -101,8 +110,9 @@ class SamplingParams:
         seed: 0 .. 2^64-1, or -2^63 .. -1 as the same bit patterns; unset: a fresh one, reported with the answer.
         n: >= 1 choices; choice i draws as child i.
     Length and end:
-        max_tokens: >= 1, or None for what fits. min_tokens: 0 .. max_tokens; until then every end id and stop id is
-            banned and stop strings are not acted on; generated tokens count.
+        max_tokens: >= 1, or None for what fits; 0, beside prompt_logprobs or return_context_logits, generates nothing.
+        min_tokens: 0 .. max_tokens; until then every end id and stop id is banned and stop strings are not acted on;
+            generated tokens count.
         stop: string or list of them, matched on text. stop_token_ids: ids or id sequences.
         end_token_ids: further end ids beside the model's own. ignore_eos: ignore the model's, not the caller's.
         include_stop_str_in_output: keep the text of what stopped it.
@@ -110,6 +120,13 @@ class SamplingParams:
         detokenize, skip_special_tokens; spaces_between_special_tokens: one space between a shown special token and its
         neighbours; echo: the prompt's text comes first; truncate_prompt_tokens: keep the last so many prompt tokens
         (this one is applied before the model sees the prompt).
+    What is said about a token (never changes one):
+        logprobs: of each sampled token, with its rank and receipt, and of the k most likely ones. 0: the sampled one
+            alone; -1: every token; None: nothing is said. logprob_token_ids: of these tokens too.
+        logprobs_mode: "raw", the model's own row, or "processed", the distribution that the token was drawn from.
+        prompt_logprobs: the same for the prompt's tokens, always raw.
+        return_kept: the ids that the filters left for each sampled token; return_probs: with their probabilities.
+        return_context_logits, return_generation_logits: the model's own rows.
     """
 
     temperature: float | None = None
@@ -152,6 +169,14 @@ class SamplingParams:
     spaces_between_special_tokens: bool = False
     echo: bool = False
     truncate_prompt_tokens: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprobs_mode: str = "raw"
+    logprob_token_ids: tuple[int, ...] | list[int] = ()
+    return_kept: bool = False
+    return_probs: bool = False
+    return_context_logits: bool = False
+    return_generation_logits: bool = False
 
     def __post_init__(self) -> None:
         faults: list[Fault] = self.__dict__.pop("_faults")
@@ -210,6 +235,21 @@ class SamplingParams:
     def has_own_filters(self) -> bool:
         """Whether a draw calls filters of one's own."""
         return bool(self.filters) and not self._row_without_top_p.greedy
+
+    @functools.cached_property
+    def scores(self) -> bool:
+        """Whether every sampled token gets its logprob, rank and receipt."""
+        return self.logprobs is not None or bool(self.logprob_token_ids)
+
+    @functools.cached_property
+    def asks(self) -> bool:
+        """Whether anything is said about a sampled token: its logprobs, or what the filters left."""
+        return self.scores or self.return_kept or self.return_probs
+
+    @functools.cached_property
+    def scores_prompt(self) -> bool:
+        """Whether the model's rows of the prompt are wanted: its logprobs, or the rows themselves."""
+        return self.prompt_logprobs is not None or self.return_context_logits
 
     @property
     def greedy(self) -> bool:

@@ -30,6 +30,22 @@ def _min_tokens(params: Any) -> Fault | None:
     return Fault("min_tokens", least, f"must not be above max_tokens={most}")
 
 
+def _max_tokens(params: Any) -> Fault | None:
+    if params.max_tokens != 0 or params.scores_prompt:
+        return None
+    rule = "must be at least 1; 0 only scores a prompt, which prompt_logprobs or return_context_logits ask for"
+    return Fault("max_tokens", 0, rule)
+
+
+def _logprobs_mode(params: Any) -> Fault | None:
+    mode = params.logprobs_mode
+    if mode == "raw" or params.scores:
+        return None
+    also = "; prompt_logprobs are always raw" if params.prompt_logprobs is not None else ""
+    rule = f"means nothing without logprobs or logprob_token_ids; give one of them, or leave this out{also}"
+    return Fault("logprobs_mode", mode, rule)
+
+
 def _of_decay(name: str) -> Rule:
     def rule(params: Any) -> Fault | None:
         value = getattr(params, name)
@@ -57,8 +73,10 @@ def nothing_allowed(params: Any, bad_word_ids: Iterable[tuple[int, ...]] = ()) -
 
 
 TOGETHER: dict[tuple[str, ...], Rule] = {
+    ("max_tokens", "prompt_logprobs", "return_context_logits"): _max_tokens,
     ("min_tokens", "max_tokens"): _min_tokens,
     ("top_p_min", "top_p_decay"): _of_decay("top_p_min"),
     ("top_p_reset_id", "top_p_decay"): _of_decay("top_p_reset_id"),
     ("allowed_token_ids", "bad_token_ids", "logit_bias"): nothing_allowed,
+    ("logprobs_mode", "logprobs", "logprob_token_ids", "prompt_logprobs"): _logprobs_mode,
 }

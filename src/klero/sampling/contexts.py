@@ -12,6 +12,7 @@ from klero.errors import Fault, ParameterError
 from klero.params import SamplingParams
 from klero.params.width import check_width
 from klero.rewrite import Context
+from klero.rows.inputs import ids_of
 
 I32 = npt.NDArray[np.int32]
 
@@ -38,7 +39,7 @@ def contexts_of(
     told = prompts is not None and outputs is not None
     contexts = {}
     for r, one in enumerate(params):
-        if masked[r] or one.rewrites or one.min_tokens or one.decay or one.has_own_filters:
+        if masked[r] or one.rewrites or one.min_tokens or one.decay or one.has_own_filters or one.asks:
             check_width(one, width)
             _check_told(one, told, end_token_ids is not None)
             mask = mask_of[r] if mask_of is not None and masked[r] else None
@@ -53,20 +54,6 @@ def histories(name: str, given: Any, num_rows: int, width: int) -> list[I32]:
     if isinstance(given, str | dict) or not hasattr(given, "__len__") or len(given) != num_rows:
         raise ParameterError([Fault(name, given, f"must be {num_rows} lists of token ids, one for each row")])
     return [ids_of(name, ids, width) for ids in given]
-
-
-def ids_of(name: str, given: Any, width: int) -> I32:
-    """A list of token ids as int32, checked against the logits width."""
-    fault = Fault(name, given, f"must be token ids, integers in [0, {width - 1}], the width of the logits")
-    try:
-        ids = np.asarray(given)
-    except (ValueError, TypeError, RuntimeError):
-        raise ParameterError([fault]) from None
-    if ids.size == 0 and ids.ndim == 1:
-        return np.empty(0, np.int32)
-    if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= width:
-        raise ParameterError([fault])
-    return ids.astype(np.int32)
 
 
 def read_masks(masks: Any, num_rows: int, width: int, padded_from: int) -> I32 | None:

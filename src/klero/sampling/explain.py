@@ -13,10 +13,10 @@ from klero.lots.mass import masses, scaled, weights
 from klero.params import RowParams, SamplingParams, check_seed, seed_bits
 from klero.params.decay import top_p_after
 from klero.rewrite import Context, Rewritten, rewrite_row
+from klero.rows.inputs import as_float32, read_logits, width_without_padding
 from klero.sampling.contexts import contexts_of
 from klero.sampling.fused.reference import DrawnRow, sample_row
-from klero.sampling.inputs import as_float32, read_logits
-from klero.sampling.stateless import counters, positions_of, width_without_padding
+from klero.sampling.stateless import counters, positions_of
 from klero.sampling.status import BAD, EMPTY, FAILED, NO_TOKEN, OK, message
 
 

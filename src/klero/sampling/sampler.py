@@ -22,14 +22,15 @@ from klero.errors import (
     SlotError,
     told,
 )
+from klero.logprobs import Asks, asks_of
 from klero.params import NEUTRAL, ROW_DTYPE, SamplingParams, check_seed, seed_bits
 from klero.params.decay import next_top_p, top_p_after
 from klero.params.together import nothing_allowed
 from klero.params.width import check_width
 from klero.rewrite import Context, Rules
-from klero.sampling.contexts import ids_of, read_masks
-from klero.sampling.inputs import Logits, read_logits
-from klero.sampling.stateless import counters, width_without_padding
+from klero.rows.inputs import Logits, ids_of, read_logits, width_without_padding
+from klero.sampling.contexts import read_masks
+from klero.sampling.stateless import counters
 from klero.sampling.status import OK
 from klero.sampling.work import Patched, Sampled, Work, is_hosted, merge_masks
 
@@ -63,12 +64,16 @@ class Seat:
 
 
 class TokenUpdate(NamedTuple):
-    """What a step brought one sequence: its new tokens, the end (or None), the message of an error (or None)."""
+    """What a step brought one sequence: its new tokens, the end (or None), the message of an error (or None).
+
+    rows: those of the step that the tokens came from, one for each, for `SampleState.host.logprobs`.
+    """
 
     slot: Slot
     token_ids: tuple[int, ...]
     finished: Any
     error: str | None = None
+    rows: range = range(0)
 
 
 @dataclass(frozen=True)
@@ -85,11 +90,13 @@ class SampleState:
     taken: list[bool] = field(default_factory=list)  # filled by update_requests, which takes a state once
 
 
+NOTHING = SamplingParams()  # of a row that wants its token alone
 COLUMNS = {
     "row": Column(ROW_DTYPE, np.array(NEUTRAL, ROW_DTYPE)),
     "seed": Column(np.uint64, 0),
     "child": Column(np.uint32, 0),
     "hosted": Column(np.bool_, False),
+    "asks": Column(np.bool_, False),
     "decays": Column(np.bool_, False),
     "top_p": Column(np.uint64, 0),  # P of the next token, where it decays
 }
@@ -165,7 +172,7 @@ class Sampler:
         slots = step.slot_of_row
         seeds, params = self.columns["seed"][slots], self.columns["row"][slots]
         at = step.position_of_row, step.child_of_row
-        work = Work(read.rows, self.padded_from, params, seeds, *at, self.backend)
+        work = Work(read.rows, self.padded_from, params, seeds, *at, self.backend, self._asks(slots))
         patched, hosted = self._roads(slots, masks)
         work.run_plain(np.flatnonzero(~(patched | hosted)))
         if patched.any():
@@ -193,7 +200,7 @@ class Sampler:
                 continue
             finish = held.seat.finish
             if finish is None and end - begin == 1 and status[begin] == OK:
-                updates.append(TokenUpdate(slot, (token_ids[begin],), None))
+                updates.append(TokenUpdate(slot, (token_ids[begin],), None, None, range(begin, end)))
             else:
                 updates.append(self._bring(state, slot, finish, range(begin, end)))
         return updates
@@ -265,7 +272,7 @@ class Sampler:
         row = params.row if params.decay is None else params.row_at(top_p)
         self.columns.write(
             slot.index, row=np.array(row, ROW_DTYPE), seed=seat.seed, child=seat.child, hosted=is_hosted(params),
-            decays=params.decay is not None, top_p=top_p,
+            decays=params.decay is not None, top_p=top_p, asks=params.asks,
         )  # fmt: skip
         if self.rules is not None and (params.rewrites or params.min_tokens):
             self.rules.start(slot.index, self._context(slot.index))
@@ -278,6 +285,14 @@ class Sampler:
         ends = tuple(seat.end_token_ids or ())
         return Context(seat.params, tokens[:num_prompt], tokens[num_prompt:], ends, seat.bad_word_ids or (), mask)
 
+    def _asks(self, slots: npt.NDArray[np.int32]) -> Asks | None:
+        """What the rows want beside a token."""
+        asking = self.columns["asks"][slots]
+        if not asking.any():
+            return None
+        pairs = zip(slots.tolist(), asking.tolist(), strict=True)
+        return asks_of([self._held[i].seat.params if asks else NOTHING for i, asks in pairs], self.padded_from)
+
     def _roads(
         self, slots: npt.NDArray[np.int32], masks: npt.NDArray[np.int32] | None
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
@@ -285,7 +300,7 @@ class Sampler:
         if self.rules is None:
             return np.zeros(len(slots), bool), np.ones(len(slots), bool)
         hosted = self.columns["hosted"][slots]
-        patched = self.rules.patched(slots)
+        patched = self.rules.patched(slots) | self.columns["asks"][slots]
         if masks is not None:
             patched |= (masks != -1).any(axis=1)
         return patched & ~hosted, hosted
@@ -339,20 +354,24 @@ class Sampler:
     def _bring(self, state: SampleState, slot: Slot, finish: FinishRules | None, rows: range) -> TokenUpdate:
         """Push the tokens of one sequence; what goes wrong in it is its own error alone."""
         token_ids: list[int] = []
+
+        def update(finished: Any, error: str | None = None) -> TokenUpdate:
+            return TokenUpdate(slot, tuple(token_ids), finished, error, rows[: len(token_ids)])
+
         for r in rows:
             status = int(state.host.status[r])
             if status != OK:
-                return TokenUpdate(slot, tuple(token_ids), None, state.host.messages[r])
+                return update(None, state.host.messages[r])
             token_ids.append(int(state.host.token_ids[r]))
             try:
                 finished = finish.push(token_ids[-1]) if finish else None
             except STOPS:
                 raise
             except BaseException as error:  # a tokenizer or a caller's rules may raise anything; the neighbours go on
-                return TokenUpdate(slot, tuple(token_ids), None, told(error))
+                return update(None, told(error))
             if finished is not None:
-                return TokenUpdate(slot, tuple(token_ids), finished)
-        return TokenUpdate(slot, tuple(token_ids), None)
+                return update(finished)
+        return update(None)
 
 
 def _ids(name: str, seat: Seat, width: int) -> npt.NDArray[np.int32]:

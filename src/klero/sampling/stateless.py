@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -13,11 +12,12 @@ import numpy.typing as npt
 from klero.batch import History
 from klero.device import HAVE_NUMBA, Backend, choose_backend
 from klero.errors import Fault, ParameterError
+from klero.logprobs import asks_of
 from klero.params import SamplingParams, check_seed, seed_bits, stack_rows
 from klero.params.decay import top_p_after
 from klero.rewrite import Context, Rules
+from klero.rows.inputs import read_logits, width_without_padding
 from klero.sampling.contexts import contexts_of
-from klero.sampling.inputs import read_logits
 from klero.sampling.work import Patched, Sampled, Work, is_hosted, merge_masks
 
 
@@ -77,6 +77,7 @@ def sample(
     work = Work(
         read.rows, width, rows, resolve_seeds(params, seeds, num_rows), counters("positions", positions, num_rows),
         counters("children", 0 if children is None else children, num_rows), choose_backend(backend),
+        asks_of(listed, width),
     )  # fmt: skip
     work.run_plain(np.array([r for r in range(num_rows) if r not in contexts], np.int64))
     run_rewritten(work, contexts)
@@ -143,15 +144,6 @@ def positions_of(prompts: Any, outputs: Any) -> Any:
         rule = "must be given, or prompts= and outputs=, from which they follow"
         raise ParameterError([Fault("positions", None, rule)])
     return [len(prompt) + len(output) for prompt, output in zip(prompts, outputs, strict=True)]
-
-
-def width_without_padding(padded_from: int | None, width: int) -> int:
-    """The columns that are tokens; the others are padding."""
-    if padded_from is None:
-        return width
-    if isinstance(padded_from, bool) or not hasattr(padded_from, "__index__") or not 1 <= padded_from <= width:
-        raise ParameterError([Fault("padded_from", padded_from, f"must be an integer in [1, {width}], or None")])
-    return operator.index(padded_from)
 
 
 def resolve_seeds(

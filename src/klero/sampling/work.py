@@ -1,13 +1,15 @@
 """One batch of rows on its way to tokens: each row takes the cheapest road that does all that it asks.
 
 plain: temperature, filters of the fused path, greedy; the kernel reads the model's row and nothing else. patched: bias,
-penalties, bans and masks, seen through by the same kernel. hosted: custom processors and filters of one's own; the row
+penalties, bans and masks, seen through by the same kernel; rows that want logprobs, kept ids or probabilities take this
+road too, and what they want is said on it. hosted: custom processors and filters of one's own; the row
 is rewritten by the reference, one such row after the other. The token does not depend on the road, and what a row asks
 for changes no other's road.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,14 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from klero.device import Backend, first_use, num_threads, over_rows
+from klero.logprobs import Asks, Logprobs, logprobs_of, room_for
+from klero.logprobs.reference import say_row
 from klero.params import RowParams, SamplingParams
 from klero.rewrite import Context, RuleArrays, rewrite_row
+from klero.rows.inputs import as_bits, as_float32
 from klero.sampling import fused
 from klero.sampling.fused import reference
-from klero.sampling.inputs import as_bits, as_float32
 from klero.sampling.status import BAD, EMPTY, FAILED, NO_TOKEN, OK, message
 
 I32 = npt.NDArray[np.int32]
+F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 
 
@@ -43,6 +48,7 @@ class Sampled:
     token_ids: int32 [R], -1 where the status is not 0. status: uint8 [R], 0 ok, 1 NaN or +inf in the row, 2 every token
     is -inf, 3 a processor or filter of the caller's failed. num_kept: int32 [R], tokens that survived the filters
     (greedy: 1). seeds: uint64 [R], the seed of each row. messages: what is wrong, by row, where the status is not 0.
+    logprobs: what is said about the R tokens, NumPy arrays on the host; None where no row asked for anything.
     """
 
     token_ids: Any
@@ -50,6 +56,7 @@ class Sampled:
     num_kept: Any
     seeds: Any
     messages: Mapping[int, str] = field(default_factory=dict)
+    logprobs: Logprobs | None = None
 
 
 def is_hosted(params: SamplingParams) -> bool:
@@ -86,12 +93,14 @@ class Work:
     positions: npt.NDArray[np.uint32]
     children: npt.NDArray[np.uint32]
     backend: Backend
+    asks: Asks | None = None
     messages: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         num_rows = len(self.rows)
         self.token_ids, self.num_kept = np.empty(num_rows, np.int32), np.empty(num_rows, np.int32)
         self.status = np.empty(num_rows, np.uint8)
+        self._said = None if self.asks is None else room_for(self.asks, self.width)
 
     @property
     def asked(self) -> tuple[npt.NDArray[Any], ...]:
@@ -105,7 +114,20 @@ class Work:
 
     def sampled(self, home: Callable[[npt.NDArray[Any]], Any] = np.asarray) -> Sampled:
         """What the rows came to, as arrays of the caller's kind."""
-        return Sampled(home(self.token_ids), home(self.status), home(self.num_kept), home(self.seeds), self.messages)
+        made = home(self.token_ids), home(self.status), home(self.num_kept), home(self.seeds)
+        return Sampled(*made, self.messages, self.logprobs)
+
+    @functools.cached_property
+    def logprobs(self) -> Logprobs | None:
+        """What is said about the tokens."""
+        if self.asks is None or self._said is None:
+            return None
+        return logprobs_of(self.asks, self._said, self.token_ids, self.num_kept)
+
+    @property
+    def asking(self) -> npt.NDArray[np.bool_]:
+        """Which rows want more than a token."""
+        return np.zeros(len(self.rows), bool) if self.asks is None else self.asks.asking
 
     def run_plain(self, chosen: I64) -> None:
         """Sample rows that nothing rewrites."""
@@ -118,13 +140,16 @@ class Work:
 
     def run_patched(self, chosen: I64, patched: Patched, context_of: Callable[[int], Context]) -> None:
         """Sample rows whose rules a kernel applies. context_of: the same rules of a row, for messages."""
-        kernel, bits = fused.rewriting_kernel(), as_bits(self.rows)
+        bits, asking = as_bits(self.rows), self.asking[chosen]
         rules, slots, masks, mask_of_row = patched
-
-        def part_of(part: I64) -> None:
-            kernel(bits, self.width, part, *self.asked, slots, rules, masks, mask_of_row, *self.out)
-
-        self._over("rewritten ", chosen, part_of)
+        taken = *self.asked, slots, rules, masks, mask_of_row, *self.out
+        for kind, part, kernel_of, more in (
+            ("rewritten ", chosen[~asking], fused.rewriting_kernel, ()),
+            ("scored ", chosen[asking], fused.scoring_kernel, (self.asks, self._said)),
+        ):
+            if part.size:
+                kernel = kernel_of()
+                self._over(kind, part, lambda rows: kernel(bits, self.width, rows, *taken, *more))  # noqa: B023
         self._explain(chosen, context_of)
 
     def run_hosted(self, contexts: Mapping[int, Context]) -> None:
@@ -138,13 +163,13 @@ class Work:
             if row.error is not None:
                 self._set(r, NO_TOKEN, FAILED, 0, row.error)
                 continue
-            self._sample_hosted(r, row.logits, at)
+            self._sample_hosted(r, raw, row.logits, at)
             if self.status[r] in (BAD, EMPTY):
                 self.messages[r] = message(int(self.status[r]), int(self.positions[r]), row.rules)
 
-    def _sample_hosted(self, r: int, logits: npt.NDArray[np.float32], at: Context) -> None:
-        """Sample one row that was rewritten: by the kernel, unless its filters need the reference."""
-        if self.backend != "reference" and not at.params.has_own_filters:
+    def _sample_hosted(self, r: int, raw: F32, logits: F32, at: Context) -> None:
+        """Sample one row that was rewritten: by the kernel, unless its filters need the reference or more is wanted."""
+        if self.backend != "reference" and not at.params.has_own_filters and not at.params.asks:
             here = slice(r, r + 1)
             one = Work(
                 logits[None], self.width, self.params[here], self.seeds[here], self.positions[here],
@@ -157,6 +182,8 @@ class Work:
         at_row = int(self.seeds[r]), int(self.positions[r]), int(self.children[r])
         drawn = reference.sample_row(logits, row, *at_row, filters=at.params.filters)
         self._set(r, drawn.token, drawn.status, len(drawn.kept), drawn.message)
+        if drawn.status == OK and self.asks is not None and self._said is not None:
+            say_row(raw, logits, np.sort(drawn.kept), row, drawn.token, self.asks, self._said, r)
 
     def _set(self, r: int, token: int, status: int, num_kept: int, what: str | None = None) -> None:
         self.token_ids[r], self.status[r], self.num_kept[r] = token, status, num_kept

@@ -59,6 +59,7 @@ class Packer:
             block_tables=tables,
             slots=np.array([slot for slot, _ in chunks], np.int32),
             logits_rows=np.arange(len(ids)) if every_row else np.array(starts[1:], np.int64) - 1,
+            num_sampled=len(ids) if every_row else len(chunks),
         )
 
 

@@ -56,6 +56,7 @@ def pack(chunks: list[tuple[np.ndarray, int, int]], block_tables: np.ndarray) ->
         block_tables=block_tables,
         slots=np.arange(len(chunks), dtype=np.int32),
         logits_rows=np.arange(len(positions), dtype=np.int64),
+        num_sampled=len(positions),
     )
 
 

@@ -47,7 +47,7 @@ class Model(Protocol):
         ...
 
     def forward(self, step: StepArrays) -> Any:
-        """Return the logits [R, V] of `step.logits_rows`, in their order.
+        """Return the logits [R, V] of `step.logits_rows`, in their order, whatever that is; R may be 0.
 
         A torch tensor or a NumPy array of float32, float16 or bfloat16. Row r belongs to token
         `logits_rows[r]` of the packed step and speaks of the token that follows it. All T tokens enter the

@@ -12,7 +12,7 @@ from klero.lots.mass.cpu import I32, I64, KEY_NEG_INF
 from klero.rewrite.bias.cpu import F32, add_bias
 from klero.rewrite.penalties.cpu import penalised
 from klero.rewrite.rules import ALWAYS
-from klero.rewrite.view.cpu import (
+from klero.rows.view.cpu import (
     ALL_ALLOWED,
     BITS_NEG_INF,
     BLOCK,

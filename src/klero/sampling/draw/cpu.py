@@ -16,9 +16,9 @@ from klero.lots.mass.cpu import F32, I32, I64, KEY_NEG_INF, flush, key_of_bits
 from klero.lots.noise.cpu import lot_of_word
 from klero.lots.philox.cpu import U32, U64, philox4x32, word_of_id
 from klero.lots.pinned.cpu import ZERO, exp32
-from klero.rewrite.view.cpu import BLOCK, bits_at, width_of
-from klero.sampling.filters.cpu import logit_of_key
-from klero.sampling.maxima.cpu import lowest_id
+from klero.rows.maxima.cpu import lowest_id
+from klero.rows.select.cpu import logit_of_key
+from klero.rows.view.cpu import BLOCK, bits_at, width_of
 
 LARGEST_LOT = F32(22.873857)
 LN_2_UP = F32(0.693148)

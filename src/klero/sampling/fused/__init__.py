@@ -24,3 +24,10 @@ def rewriting_kernel() -> Callable[..., Any]:
     from klero.sampling.fused.rewritten import sample_rewritten_rows
 
     return sample_rewritten_rows
+
+
+def scoring_kernel() -> Callable[..., Any]:
+    """The Numba kernel for rows that want more than a token."""
+    from klero.sampling.fused.scored import sample_scored_rows
+
+    return sample_scored_rows

@@ -11,26 +11,13 @@ from klero.lots.mass.cpu import KEY_NEG_INF, U64, key_of_bits
 from klero.lots.noise.cpu import U32, unit
 from klero.lots.noise.reference import COIN
 from klero.lots.philox.cpu import word_of_id
-from klero.rewrite.view.cpu import BLOCK, flush_key, is_bad, num_alive, width_of
+from klero.rows.maxima.cpu import block_maxima, lowest_id
+from klero.rows.select.cpu import ALL_ALIVE, block_masses, fill_masses, gather, keep_top_k, logit_of_key, top_k_bound
+from klero.rows.view.cpu import BLOCK, flush_key, is_bad, num_alive, width_of
 from klero.sampling.draw.cpu import CHUNK, draw_kept, draw_row
-from klero.sampling.filters.cpu import (
-    ALL_ALIVE,
-    block_masses,
-    drop_top_choices,
-    fill_masses,
-    gather,
-    keep_nucleus,
-    keep_top_k,
-    logit_of_key,
-    min_p_key,
-    needed_mass,
-    nucleus_bound,
-    tail_bound,
-    top_k_bound,
-)
+from klero.sampling.filters.cpu import drop_top_choices, keep_nucleus, min_p_key, needed_mass, nucleus_bound, tail_bound
 from klero.sampling.filters.thresholds.cpu import least_kept
 from klero.sampling.filters.typical.cpu import keep_typical
-from klero.sampling.maxima.cpu import block_maxima, lowest_id
 from klero.sampling.status import BAD, EMPTY, NO_TOKEN, OK
 
 TOP_P_OFF = TYPICAL_P_OFF = U64(2**32)
@@ -117,25 +104,25 @@ def coin_falls(probability: np.float32, seed: np.uint64, position: np.uint32, ch
 def draw_listed(
     keys: Any, ids: Any, n: int, top: np.int32, p: Any, seed: np.uint64, position: np.uint32, child: np.uint32,
     weights: Any, words: Any,
-) -> tuple[int, int, int]:  # fmt: skip
-    """XTC and the draw, of n listed tokens: (token, status, number kept)."""
+) -> tuple[int, int, int, np.int32, int]:  # fmt: skip
+    """XTC and the draw, of n listed tokens: as `sample_row`."""
     if coin_falls(p.xtc_probability, seed, position, child):
         n, top = drop_top_choices(keys, ids, n, top, p.reciprocal, p.xtc_threshold, weights)
     _, token = draw_kept(keys, ids, n, logit_of_key(top), p.reciprocal, 0, seed, position, child, words)
-    return token, OK, n
+    return token, OK, n, top, n
 
 
 @kernel
 def sample_typical(
     row: Any, top: np.int32, p: Any, seed: np.uint64, position: np.uint32, child: np.uint32,
     maxima: Any, keys: Any, ids: Any, spare: Any, weights: Any, words: Any,
-) -> tuple[int, int, int]:  # fmt: skip
+) -> tuple[int, int, int, np.int32, int]:  # fmt: skip
     """As `sample_row`, where typical-p comes first: what it leaves is the row of the other filters."""
     n = keep_typical(row, maxima, top, p, keys, ids, spare, weights)
     left, left_ids = np.empty(n, np.int32), ids[:n].copy()
     for i in range(n):
         left[i] = key_of_bits(keys[i])
-    maxima = maxima[: (n + BLOCK - 1) // BLOCK]
+    maxima = np.empty((n + BLOCK - 1) // BLOCK, np.int32)
     top, widest = block_maxima(left, maxima)
     n = keep_prefix(left, maxima, top, widest, p, keys, ids, spare, weights)
     if n == WHOLE_ROW:
@@ -149,22 +136,26 @@ def sample_typical(
 def sample_row(
     row: Any, highest: np.int32, widest: np.uint32, p: Any, seed: np.uint64, position: np.uint32, child: np.uint32,
     maxima: Any, keys: Any, ids: Any, spare: Any, weights: Any, words: Any,
-) -> tuple[int, int, int]:  # fmt: skip
-    """One row whose block maxima were read, plain or a view: (token, status, number kept)."""
+) -> tuple[int, int, int, np.int32, int]:  # fmt: skip
+    """One row whose block maxima were read, plain or a view: (token, status, number kept, largest key kept, n).
+
+    The first n of keys and ids hold the kept tokens, ascending by id; n = WHOLE_ROW: all are kept and none is listed.
+    """
     if is_bad(highest, widest):
-        return NO_TOKEN, BAD, 0
+        return NO_TOKEN, BAD, 0, highest, 0
     if highest <= KEY_NEG_INF:
-        return NO_TOKEN, EMPTY, 0
+        return NO_TOKEN, EMPTY, 0, highest, 0
     top = flush_key(highest)
     if p.greedy:
-        return lowest_id(row, maxima, top), OK, 1
+        keys[0], ids[0] = top, lowest_id(row, maxima, top)
+        return ids[0], OK, 1, top, 1
     if p.typical_p < TYPICAL_P_OFF:
         return sample_typical(row, top, p, seed, position, child, maxima, keys, ids, spare, weights, words)
     n = keep_prefix(row, maxima, top, widest, p, keys, ids, spare, weights)
     if n == WHOLE_ROW:
         if not coin_falls(p.xtc_probability, seed, position, child):
             _, token = draw_row(row, maxima, top, logit_of_key(top), p.reciprocal, 0, seed, position, child, words)
-            return token, OK, num_alive(row, widest)
+            return token, OK, num_alive(row, widest), top, WHOLE_ROW
         n = gather(row, maxima, ALL_ALIVE, keys, ids)
     return draw_listed(keys, ids, n, top, p, seed, position, child, weights, words)
 
@@ -187,7 +178,7 @@ def sample_rows(
     for r in chosen:
         row = rows[r][:width]
         highest, widest = block_maxima(row, maxima)
-        token_ids[r], status[r], num_kept[r] = sample_row(
+        token_ids[r], status[r], num_kept[r], _, _ = sample_row(
             row, highest, widest, params[r], seeds[r], positions[r], children[r],
             maxima, keys, ids, spare, weights, words,
         )  # fmt: skip

@@ -22,7 +22,7 @@ def sample_rewritten_rows(
     for r in chosen:
         mask = masks[mask_of_row[r]] if mask_of_row[r] >= 0 else none
         view, highest, widest = rewritten_view(rows[r][:width], rules, slots[r], mask, room, maxima)
-        token_ids[r], status[r], num_kept[r] = sample_row(
+        token_ids[r], status[r], num_kept[r], _, _ = sample_row(
             view, highest, widest, params[r], seeds[r], positions[r], children[r],
             maxima, keys, ids, spare, weights, words,
         )  # fmt: skip

@@ -8,16 +8,8 @@ import numpy as np
 
 from klero.device import inline, kernel
 from klero.lots.mass.cpu import F32, I32
-from klero.sampling.filters.cpu import (
-    ALL_ALIVE,
-    fill_masses,
-    gather,
-    keep_nucleus,
-    logit_of_key,
-    mass_of_key,
-    needed_mass,
-    select,
-)
+from klero.rows.select.cpu import ALL_ALIVE, fill_masses, gather, logit_of_key, mass_of_key, select
+from klero.sampling.filters.cpu import keep_nucleus, needed_mass
 from klero.sampling.filters.thresholds.cpu import entropy, surprise_from
 
 

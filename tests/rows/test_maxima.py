@@ -6,8 +6,8 @@ import pytest
 from klero import SamplingParams, sample
 from klero.device import HAVE_NUMBA
 from klero.lots.mass import canonical, ordered_keys
+from klero.rows.maxima import reference
 from klero.sampling.greedy import greedy
-from klero.sampling.maxima import reference
 from klero.testing import nasty_row, nasty_rows
 
 needs_numba = pytest.mark.skipif(not HAVE_NUMBA, reason="needs Numba")
@@ -21,8 +21,8 @@ def signed_keys(logits):
 @needs_numba
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 1000])
 def test_block_maxima_are_the_largest_keys_of_flushed_logits(size):
-    from klero.rewrite.view.cpu import num_alive_of
-    from klero.sampling.maxima.cpu import BLOCK, block_maxima, flush_key, lowest_id
+    from klero.rows.maxima.cpu import BLOCK, block_maxima, flush_key, lowest_id
+    from klero.rows.view.cpu import num_alive_of
 
     for row in nasty_rows(80, size, 1, sound=True):
         maxima = np.empty(-(-size // BLOCK), np.int32)
@@ -46,8 +46,8 @@ def test_block_maxima_are_the_largest_keys_of_flushed_logits(size):
     ],
 )  # fmt: skip
 def test_bad_rows_are_told_from_two_maxima(bits, bad, place):
-    from klero.rewrite.view.cpu import is_bad
-    from klero.sampling.maxima.cpu import block_maxima
+    from klero.rows.maxima.cpu import block_maxima
+    from klero.rows.view.cpu import is_bad
 
     for kind in ("normal", "empty", "banned", "huge"):
         row = nasty_row(kind, 1000, 2)
@@ -58,7 +58,7 @@ def test_bad_rows_are_told_from_two_maxima(bits, bad, place):
 @needs_numba
 def test_flushed_keys_and_bits_agree():
     from klero.lots.mass.cpu import flush, key_of_bits
-    from klero.sampling.maxima.cpu import flush_key
+    from klero.rows.maxima.cpu import flush_key
 
     edges = [0, 1, 0x007FFFFF, 0x00800000, 0x1F7FFFFF, 0x1F800000, 0x1F800001, 0x7F7FFFFF, 0x7F800000]
     for magnitude in edges:

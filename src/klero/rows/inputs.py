@@ -5,13 +5,14 @@ float32, float16 and bfloat16; NumPy (bfloat16 also as uint16 bits or as ml_dtyp
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from klero.errors import LogitsError
+from klero.errors import Fault, LogitsError, ParameterError
 
 MAX_VOCAB = 2**22
 
@@ -95,3 +96,26 @@ def as_bits(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     bits = rows.view(np.uint16 if rows.dtype == np.uint16 else np.int32)
     bits.flags.writeable = False
     return bits
+
+
+def width_without_padding(padded_from: int | None, width: int) -> int:
+    """The columns that are tokens; the others are padding."""
+    if padded_from is None:
+        return width
+    if isinstance(padded_from, bool) or not hasattr(padded_from, "__index__") or not 1 <= padded_from <= width:
+        raise ParameterError([Fault("padded_from", padded_from, f"must be an integer in [1, {width}], or None")])
+    return operator.index(padded_from)
+
+
+def ids_of(name: str, given: Any, width: int) -> npt.NDArray[np.int32]:
+    """A list of token ids as int32, checked against the logits width."""
+    fault = Fault(name, given, f"must be token ids, integers in [0, {width - 1}], the width of the logits")
+    try:
+        ids = np.asarray(given)
+    except (ValueError, TypeError, RuntimeError):
+        raise ParameterError([fault]) from None
+    if ids.size == 0 and ids.ndim == 1:
+        return np.empty(0, np.int32)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= width:
+        raise ParameterError([fault])
+    return ids.astype(np.int32)

@@ -1,0 +1,250 @@
+"""What a request is told about its tokens: rows of many steps, gathered into flat arrays by sequence."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from klero.batch import StepArrays
+from klero.batch.input_batch import NO_ROWS
+from klero.errors import LogitsError
+from klero.logprobs import Logprobs, join, nothing, score
+from klero.params import SamplingParams
+from klero.rows.inputs import as_float32, read_logits
+
+if TYPE_CHECKING:
+    from klero.engine.request import Choice
+    from klero.engine.scheduler import Planned
+
+F32 = npt.NDArray[np.float32]
+
+OF_TOKEN = np.dtype([
+    ("token_ids", np.int32), ("sampled", np.float32), ("rank", np.int32), ("raw", np.float32),
+    ("processed", np.float32), ("kept_mass", np.float32), ("num_kept", np.int32),
+])  # fmt: skip
+OF_LIST = {"top": ("top_ids", "top"), "listed": ("listed_ids", "listed"), "kept": ("kept_ids", "kept_probs")}
+
+
+class Growing:
+    """An array that grows at its end, in amortised constant time a row."""
+
+    def __init__(self, dtype: npt.DTypeLike, *width: int) -> None:
+        self._memory, self._num = np.empty((0, *width), dtype), 0
+
+    def extend(self, values: npt.NDArray[Any]) -> None:
+        """Add rows."""
+        num = self._num + len(values)
+        if num > len(self._memory):
+            memory = np.empty((max(num, 2 * self._num), *self._memory.shape[1:]), self._memory.dtype)
+            memory[: self._num] = self.values
+            self._memory = memory
+        self._memory[self._num : num] = values
+        self._num = num
+
+    @property
+    def values(self) -> npt.NDArray[Any]:
+        """All rows; a view until the next `extend`."""
+        return self._memory[: self._num]
+
+
+class FlatLists:
+    """Ids and numbers of which each token has its own count, flat. has_ids, has_values: which of the two are kept."""
+
+    def __init__(self, *, has_ids: bool, has_values: bool) -> None:
+        self._has = has_ids, has_values
+        self._starts, self._flat = Growing(np.int64), (Growing(np.int32), Growing(np.float32))
+        self._starts.extend(np.zeros(1, np.int64))
+
+    def extend(self, starts: npt.NDArray[np.int64], both: Sequence[npt.NDArray[Any]]) -> None:
+        """Add tokens: those of token i are both[...][starts[i]:starts[i + 1]]."""
+        for has, flat, values in zip(self._has, self._flat, both, strict=True):
+            if has:
+                flat.extend(values[starts[0] : starts[-1]])
+        if any(self._has):
+            self._starts.extend(starts[1:] - starts[0] + self._starts.values[-1])
+        else:
+            self._starts.extend(np.zeros(len(starts) - 1, np.int64))
+
+    def part(self, first: int, last: int) -> tuple[npt.NDArray[Any], ...]:
+        """Starts, ids and numbers of tokens first .. last - 1; copies."""
+        starts = self._starts.values[first : last + 1]
+        ids, values = (flat.values[starts[0] : starts[-1]].copy() for flat in self._flat)
+        return starts - starts[0], ids, values
+
+
+class StepRows:
+    """What a step says of the R rows that it sampled. logprobs: None where no row asked. logits: [R, V], as they came.
+
+    Nothing is laid out before a sequence asks for it.
+    """
+
+    def __init__(self, logprobs: Logprobs | None, logits: Any) -> None:
+        self._logprobs, self._logits = logprobs, logits
+
+    @property
+    def logprobs(self) -> Logprobs:
+        """Of every row."""
+        assert self._logprobs is not None, "a row asked for logprobs, and the sampler gave none"
+        return self._logprobs
+
+    @cached_property
+    def of_token(self) -> npt.NDArray[Any]:
+        """What is one number per row, OF_TOKEN [R]: a sequence copies all of them at once."""
+        rows = np.empty(len(self.logprobs), OF_TOKEN)
+        for name in OF_TOKEN.names or ():
+            rows[name] = getattr(self.logprobs, name)
+        return rows
+
+    @cached_property
+    def logits(self) -> F32:
+        """float32 [R, V]."""
+        return as_float32(read_logits(self._logits).rows)
+
+
+class TokenScores:
+    """What one sequence is told about the tokens that it generates. num: of how many, each that was accepted."""
+
+    def __init__(self, params: SamplingParams, vocab_size: int) -> None:
+        self.num = 0
+        self._asks, self._scores, self._wants_logits = params.asks, params.scores, params.return_generation_logits
+        self._of_token, self._logits = Growing(OF_TOKEN), Growing(np.float32, vocab_size)
+        kept = FlatLists(has_ids=params.return_kept or params.return_probs, has_values=params.return_probs)
+        top, listed = bool(params.logprobs), bool(params.logprob_token_ids)
+        self._lists = {
+            "top": FlatLists(has_ids=top, has_values=top), "listed": FlatLists(has_ids=listed, has_values=listed),
+            "kept": kept,
+        }  # fmt: skip
+
+    def extend(self, step: StepRows, rows: range) -> None:
+        """Add what a step says of some of its rows."""
+        first, last = rows.start, rows.stop
+        self.num += len(rows)
+        if self._asks:
+            said = step.logprobs
+            self._of_token.extend(step.of_token[first:last])
+            for name, lists in self._lists.items():
+                both = [getattr(said, part) for part in OF_LIST[name]]
+                lists.extend(getattr(said, f"{name}_starts")[first : last + 1], both)
+        if self._wants_logits:
+            self._logits.extend(step.logits[first:last])
+
+    def logprobs(self, first: int = 0) -> Logprobs | None:
+        """What is said about the tokens from number `first` on; None where nothing was asked."""
+        if not self._asks:
+            return None
+        of_token = self._of_token.values[first:]
+        fields: dict[str, Any] = {name: of_token[name].copy() for name in OF_TOKEN.names or ()}
+        for name, lists in self._lists.items():
+            names = f"{name}_starts", *OF_LIST[name]
+            fields |= zip(names, lists.part(first, first + len(of_token)), strict=True)
+        return Logprobs(**fields)
+
+    def cumulative(self) -> float | None:
+        """The sum of the tokens' logprobs; None where they were not asked for."""
+        return self._of_token.values["sampled"].sum(dtype=np.float64).item() if self._scores else None
+
+    def logits(self) -> F32 | None:
+        """The model's own rows of the tokens, float32 [n, V]; None where they were not asked for."""
+        return self._logits.values.copy() if self._wants_logits else None
+
+
+class PromptPart(NamedTuple):
+    """What a chunk says of a prompt. end: so many positions are done then. logprobs: of the tokens that follow them.
+
+    error: what is wrong with the first row that could not be scored; None: nothing is.
+    """
+
+    end: int
+    logprobs: Logprobs | None = None
+    error: str | None = None
+
+
+class PromptScores:
+    """What a request is told about its prompt: each position once, in whatever chunks it comes.
+
+    num_scored: the positions that are done. It outlives a preemption: what is computed again is not scored again.
+    """
+
+    def __init__(self, prompt_ids: Sequence[int], params: SamplingParams, vocab_size: int) -> None:
+        self.num_scored = 0
+        self._ids, self._num_top = np.array(prompt_ids, np.int32), params.prompt_logprobs
+        self._parts: list[Logprobs] = []
+        self._wants_logits, self._vocab_size = params.return_context_logits, vocab_size
+
+    @cached_property
+    def _context(self) -> F32:
+        return np.empty((len(self._ids), self._vocab_size), np.float32)
+
+    @property
+    def next_position(self) -> int:
+        """The first position whose row is wanted; NO_ROWS when there is none any more."""
+        return self.num_scored if self.num_scored < len(self._ids) else NO_ROWS
+
+    def read(self, rows: Any, last_row: Any, padded_from: int | None) -> PromptPart:
+        """Score the rows [n, V] of the next n positions, and keep their logits; `take` makes it count.
+
+        last_row: [1, V], of the position after those, the last of the prompt, which is sampled as well; None where that
+        is not reached, or not sampled.
+        """
+        num, first = len(rows), self.num_scored
+        if self._wants_logits:  # what is not taken will be written again
+            self._context[first : first + num] = as_float32(read_logits(rows).rows)
+            if last_row is not None:
+                self._context[-1:] = as_float32(read_logits(last_row).rows)
+        end = first + num + (last_row is not None)
+        if self._num_top is None:
+            return PromptPart(end)
+        ids = self._ids[first + 1 : first + num + 1]  # the row after the prompt speaks of no token of it
+        logprobs = score(rows[: len(ids)], ids, num_top=self._num_top, padded_from=padded_from)
+        if logprobs.rank.all():
+            return PromptPart(end, logprobs)
+        bad = first + 1 + int(np.argmin(logprobs.rank))
+        what = f"the model's logits for position {bad} hold NaN or +inf, or nothing but -inf"
+        return PromptPart(end, logprobs, f"{what}: this prompt token has no logprob")
+
+    def take(self, part: PromptPart) -> None:
+        """Let a chunk count, once its step has succeeded."""
+        self.num_scored = part.end
+        if part.logprobs is not None:
+            self._parts.append(part.logprobs)
+
+    def logprobs(self) -> Logprobs | None:
+        """Of every prompt token; nothing of the first, and of those whose rows were not computed. None: not asked."""
+        if self._num_top is None:
+            return None
+        num = len(self._ids)
+        first, told = nothing(1), sum(map(len, self._parts))
+        whole = join([first, *self._parts, nothing(num - 1 - told)])
+        return dataclasses.replace(whole, token_ids=self._ids)
+
+    def context(self) -> tuple[F32 | None, npt.NDArray[np.bool_] | None]:
+        """Logits [num_prompt, V], NaN where not computed; the mask [num_prompt] of those that were. None: not asked."""
+        if not self._wants_logits:
+            return None, None
+        self._context[self.num_scored :] = np.nan
+        return self._context, np.arange(len(self._ids)) < self.num_scored
+
+
+def read_prompts(
+    planned: Sequence[Planned], arrays: StepArrays, logits: Any, padded_from: int | None
+) -> list[tuple[Choice, PromptPart]]:
+    """Score the prompt rows of a step, laid out as `InputBatch.fill` says; nothing counts before `PromptScores.take`.
+
+    LogitsError for another number of rows than the step asked for.
+    """
+    parts, sampled, scored = [], 0, arrays.num_sampled
+    for choice, scheduled in planned:
+        num, samples = len(scheduled.scored), scheduled.samples
+        scores = choice.prompt_scores
+        if scores is not None and scheduled.logits_from < scheduled.num_computed + scheduled.num_new:
+            if len(logits) != len(arrays.logits_rows):
+                raise LogitsError(f"logits of {len(logits)} rows: this step has {len(arrays.logits_rows)}")
+            last = logits[sampled : sampled + 1] if samples else None
+            parts.append((choice, scores.read(logits[scored : scored + num], last, padded_from)))
+        sampled, scored = sampled + samples, scored + num
+    return parts

@@ -1,0 +1,166 @@
+"""Logprobs for Numba: a level for each row, the rank by counting, the top list by selection. Agreement: *bits*."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from klero.device import kernel
+from klero.lots.mass.cpu import F32, I32, I64, KEY_NEG_INF, U64, key_of_bits
+from klero.lots.pinned.cpu import log32
+from klero.rows.maxima.cpu import block_maxima
+from klero.rows.select.cpu import block_masses, fill_masses, gather, keep_top_k, logit_of_key, top_k_bound
+from klero.rows.view.cpu import BLOCK, bits_at, bits_of, block_of, flush_key, is_bad, width_of
+
+TWO_M40, ONE = F32(2.0**-40), F32(1)
+NEG_INF = F32(-np.inf)
+
+
+@kernel
+def lse(mass: np.uint64) -> np.float32:
+    """ln(Q * 2^-40); -inf of nothing."""
+    return log32(F32(I64(mass)) * TWO_M40) if mass > U64(0) else NEG_INF
+
+
+@kernel
+def key_at(row: Any, i: int) -> np.int32:
+    """The key of one token, flushed."""
+    return flush_key(key_of_bits(bits_at(row, i)))
+
+
+@kernel
+def logprob_of_key(key: np.int32, maximum: np.float32, reciprocal: np.float32, level: np.float32) -> np.float32:
+    """s - lse(Q)."""
+    return F32((logit_of_key(key) - maximum) * reciprocal) - level
+
+
+@kernel
+def rank_of(row: Any, maxima: Any, key: np.int32) -> int:
+    """1 + the tokens with a larger key; blocks without one are skipped."""
+    count = 1
+    for b in range(maxima.size):
+        if maxima[b] > key:
+            block = block_of(row, b)
+            larger = I32(0)
+            for i in range(block.size):
+                larger = I32(larger + I32(flush_key(key_of_bits(bits_of(block[i]))) > key))
+            count += larger
+    return count
+
+
+@kernel
+def sort_listed(keys: Any, ids: Any, n: int) -> None:
+    """Bring n listed tokens into the total order."""
+    order = np.empty(n, np.int64)
+    for i in range(n):
+        order[i] = (-I64(keys[i]) << 32) + I64(ids[i])
+    order.sort()
+    for i in range(n):
+        ids[i] = I32(order[i] & 0xFFFFFFFF)
+        keys[i] = I32(-(order[i] >> 32))
+
+
+@kernel
+def list_top(row: Any, maxima: Any, k: int, keys: Any, ids: Any, spare: Any, weights: Any) -> None:
+    """The first k tokens of a row in the total order, those with -inf at the end. keys, ids: more than V long."""
+    threshold = top_k_bound(row, maxima, k, spare, weights) if k < width_of(row) else KEY_NEG_INF
+    n = gather(row, maxima, threshold, keys, ids)
+    if n > k:
+        n = keep_top_k(keys, ids, n, k, spare, weights)
+    sort_listed(keys, ids, n)
+
+
+@kernel
+def write_row(
+    row: Any, maxima: Any, token: int, level: np.float32, maximum: np.float32, reciprocal: np.float32, asks: Any,
+    said: Any, r: int, keys: Any, ids: Any, spare: Any, weights: Any,
+) -> None:  # fmt: skip
+    """Rank, top list and listed ids of a whole row. keys, ids: overwritten."""
+    said.rank[r] = rank_of(row, maxima, key_at(row, token))
+    k, first = asks.num_top[r], said.top_starts[r]
+    if k > 0:
+        list_top(row, maxima, k, keys, ids, spare, weights)
+    for j in range(k):
+        said.top_ids[first + j] = ids[j]
+        said.top[first + j] = logprob_of_key(keys[j], maximum, reciprocal, level)
+    for e in range(asks.listed_starts[r], asks.listed_starts[r + 1]):
+        i = asks.listed_ids[e]
+        key = key_at(row, i) if i < width_of(row) else KEY_NEG_INF
+        said.listed[e] = logprob_of_key(key, maximum, reciprocal, level)
+
+
+@kernel
+def write_list(
+    token: int, keys: Any, ids: Any, n: int, level: np.float32, maximum: np.float32, reciprocal: np.float32,
+    asks: Any, said: Any, r: int,
+) -> None:  # fmt: skip
+    """The same where only n listed tokens are left, ascending by id: all others have -inf, the lower ids first."""
+    key = keys[np.searchsorted(ids[:n], token)]
+    said.rank[r] = 1 + np.sum(keys[:n] > key)
+    for e in range(asks.listed_starts[r], asks.listed_starts[r + 1]):
+        i = np.searchsorted(ids[:n], asks.listed_ids[e])
+        here = i < n and ids[i] == asks.listed_ids[e]
+        said.listed[e] = logprob_of_key(keys[i], maximum, reciprocal, level) if here else NEG_INF
+    k, first = asks.num_top[r], said.top_starts[r]
+    if k == 0:
+        return
+    sorted_keys, sorted_ids = keys[:n].copy(), ids[:n].copy()
+    sort_listed(sorted_keys, sorted_ids, n)
+    for j in range(min(k, n)):
+        said.top_ids[first + j] = sorted_ids[j]
+        said.top[first + j] = logprob_of_key(sorted_keys[j], maximum, reciprocal, level)
+    j, i, other = n, 0, 0
+    while j < k:
+        if i < n and ids[i] == other:
+            i += 1
+        else:
+            said.top_ids[first + j], said.top[first + j] = other, NEG_INF
+            j += 1
+        other += 1
+
+
+@kernel
+def write_kept(
+    keys: Any, ids: Any, n: int, maximum: np.float32, reciprocal: np.float32, said: Any, r: int, weights: Any
+) -> None:
+    """The listed tokens, ascending by id, and q * (1 / Q) of each."""
+    k = said.kept_row[r]
+    said.num_listed[r] = n
+    share = ONE / F32(I64(fill_masses(keys, n, maximum, reciprocal, weights)))
+    for i in range(n):
+        said.kept_ids[k, i], said.kept_probs[k, i] = ids[i], F32(I64(weights[i])) * share
+
+
+@kernel
+def raw_level(row: Any, maxima: Any, top: np.int32, weights: Any) -> tuple[np.float32, np.float32]:
+    """The largest logit of the model's row and its lse, at temperature 1. top: the largest key."""
+    maximum = logit_of_key(top)
+    return maximum, lse(block_masses(row, maxima, maximum, ONE, weights))
+
+
+@kernel
+def say_raw(
+    row: Any, maxima: Any, maximum: np.float32, level: np.float32, token: int, asks: Any, said: Any, r: int,
+    keys: Any, ids: Any, spare: Any, weights: Any,
+) -> None:  # fmt: skip
+    """Logprob, rank and lists of a token in the model's own row, where that is the mode. The lists are overwritten."""
+    if not asks.processed[r]:
+        said.sampled[r] = said.raw[r]
+        write_row(row, maxima, token, level, maximum, ONE, asks, said, r, keys, ids, spare, weights)
+
+
+@kernel
+def score_rows(rows: Any, width: int, begin: int, end: int, token_ids: Any, asks: Any, said: Any) -> None:
+    """Score one token of each row begin .. end - 1. rows: int32 (float32 bits) or uint16 (bfloat16 bits) [R, >= V]."""
+    maxima = np.empty((width + BLOCK - 1) // BLOCK, np.int32)
+    keys, ids, spare = np.empty(width + 1, np.int32), np.empty(width + 1, np.int32), np.empty(width + 1, np.int32)
+    weights = np.empty(width + 1, np.uint64)
+    for r in range(begin, end):
+        row = rows[r][:width]
+        highest, widest = block_maxima(row, maxima)
+        if is_bad(highest, widest) or highest <= KEY_NEG_INF:
+            continue
+        maximum, level = raw_level(row, maxima, flush_key(highest), weights)
+        said.raw[r] = logprob_of_key(key_at(row, token_ids[r]), maximum, ONE, level)
+        say_raw(row, maxima, maximum, level, token_ids[r], asks, said, r, keys, ids, spare, weights)
