@@ -54,8 +54,8 @@ def roll_out(llm: LLM, prompts: Sequence[str]) -> list[Answer]:
 
 
 def reward(text: str) -> float:
-    """What the training is after: the letter e."""
-    return text.count("e") / max(len(text), 1)
+    """What the training is after: vowels."""
+    return sum(text.count(vowel) for vowel in "aeiou") / max(len(text), 1)
 
 
 def trainer_rows(module: torch.nn.Module, answers: Sequence[Answer]) -> list[torch.Tensor]:
@@ -133,7 +133,7 @@ def train(module: torch.nn.Module, answers: Sequence[Answer], lr: float) -> tupl
         return loss.item(), policy()
 
 
-def main(model: str = "smollm2", dtype: str = "float32", lr: float = 0.002) -> None:
+def main(model: str = "smollm2", dtype: str = "float32", lr: float = 0.0005) -> None:
     """Roll out, compare, step, and look through the LLM at the weights that the step has changed."""
     directory = fetch("smollm2") if model == "smollm2" else model
     module = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype))
@@ -153,9 +153,9 @@ def main(model: str = "smollm2", dtype: str = "float32", lr: float = 0.002) -> N
 
         with torch.no_grad():
             raw = of_tokens(trainer_rows(module, answers), answers)
-        moved = (deterministic(llm, answers) - reported(answers, "raw")).abs().max()
-        off = (deterministic(llm, answers) - raw).abs().max()
-        print(f"the LLM has the new weights: logprobs moved by up to {moved:.4f}, {off:.1e} from the trainer's")
+        new = deterministic(llm, answers)
+        moved, off = (new - reported(answers, "raw")).abs().mean(), (new - raw).abs().mean()
+        print(f"the LLM has the new weights: logprobs moved by {moved:.1e}, and are {off:.1e} from the trainer's")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from klero.batch import Blocks, History, InputBatch, Scheduled
+from klero.batch.input_batch import NO_ROWS
 from klero.errors import BlockError
 
 
@@ -94,6 +95,21 @@ def test_a_small_mixed_step():
     assert arrays.slot_mapping.tolist() == [3, 4, 5, 6]
 
 
+def test_scored_rows_come_after_the_sampled_ones():
+    """Slot 1 scores its whole chunk of two; slot 0 ends and scores from position 1 on; slot 2 only decodes."""
+    history = History(3, 8)
+    for slot, prompt in [(0, [10, 11, 12, 13]), (1, [20, 21, 22]), (2, [30, 31])]:
+        history.start(slot, prompt)
+    scheduled = [
+        Scheduled(1, 0, 2, False, logits_from=0), Scheduled(2, 1, 1, True), Scheduled(0, 0, 4, True, logits_from=1)
+    ]  # fmt: skip
+    arrays = InputBatch(3, 8, history, None).fill(scheduled)
+    assert arrays.input_ids.tolist() == [20, 21, 31, 10, 11, 12, 13]
+    assert arrays.num_sampled == 2
+    assert arrays.logits_rows.tolist() == [2, 6, 0, 1, 4, 5]
+    assert [list(one.scored) for one in scheduled] == [[0, 1], [], [1, 2]]
+
+
 def test_a_step_of_nothing():
     arrays = InputBatch(2, 8, History(2, 8), Blocks(6, 2, 2, 8)).fill([])
     assert arrays.input_ids.tolist() == []
@@ -116,7 +132,8 @@ def test_filled_arrays_equal_a_plain_loop(data):
             length = int(history.lengths[slot])
             computed = data.draw(st.integers(0, length - 1))
             new = data.draw(st.integers(1, length - computed))
-            scheduled.append(Scheduled(slot, computed, new, computed + new == length))
+            first = data.draw(st.sampled_from([NO_ROWS, 0, length - 1]) | st.integers(0, 24))
+            scheduled.append(Scheduled(slot, computed, new, computed + new == length, first))
         arrays = batch.fill(scheduled)
         tokens = [(s.slot, p) for s in scheduled for p in range(s.num_computed, s.num_computed + s.num_new)]
         assert arrays.input_ids.tolist() == [history.ids[slot, p] for slot, p in tokens]
@@ -126,6 +143,11 @@ def test_filled_arrays_equal_a_plain_loop(data):
         ends = np.cumsum([s.num_new for s in scheduled])
         assert arrays.query_starts.tolist() == [0, *ends]
         assert arrays.seq_lens.tolist() == [s.num_computed + s.num_new for s in scheduled]
-        assert arrays.logits_rows.tolist() == [e - 1 for e, s in zip(ends, scheduled, strict=True) if s.samples]
+        sampled = [e - 1 for e, s in zip(ends, scheduled, strict=True) if s.samples]
+        first_of = {s.slot: s.logits_from for s in scheduled}
+        scored = [t for t, (slot, p) in enumerate(tokens) if p >= first_of[slot] and t not in sampled]
+        assert arrays.logits_rows.tolist() == sampled + scored
+        assert arrays.num_sampled == len(sampled)
+        assert [p for s in scheduled for p in s.scored] == [tokens[t][1] for t in scored]
         width = max(len(blocks.held(s.slot)) for s in scheduled)
         assert arrays.block_tables.tolist() == blocks.tables[[s.slot for s in scheduled], :width].tolist()

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.engine.free import assert_all_free
+from tests.engine.said import assert_same
 
 from klero import AsyncLLM, SamplingParams
 from klero.engine import LLM, Engine
@@ -21,27 +22,40 @@ BLOCK_SIZE, NUM_BLOCKS = 4, 12  # of 48 tokens; the longest request needs 12 + 2
 
 
 def params_of(seed, n, max_tokens):
-    return SamplingParams(temperature=1.0, seed=seed, n=n, max_tokens=max_tokens)
+    """Odd seeds ask for logprobs too; no tokens is a prompt that is scored."""
+    asked = {"logprobs": 1, "prompt_logprobs": 0} if seed % 2 or not max_tokens else {}
+    return SamplingParams(temperature=1.0, seed=seed, n=n, max_tokens=max_tokens, **asked)
 
 
-PARAMS = st.builds(params_of, st.integers(0, 2**64 - 1), st.integers(1, 3), st.integers(1, 20))
+PARAMS = st.builds(params_of, st.integers(0, 2**64 - 1), st.integers(1, 3), st.integers(0, 20))
 
 
 @functools.cache
-def alone(prompt, seed, n, max_tokens):
+def run_alone(prompt, seed, n, max_tokens):
+    """The answer to a request that runs by itself."""
+    return LLM(ToyModel()).generate([prompt], params_of(seed, n, max_tokens))[0]
+
+
+def alone(*asked):
     """The tokens of each choice of a request that runs by itself."""
-    (output,) = LLM(ToyModel()).generate([prompt], params_of(seed, n, max_tokens))
-    return [choice.token_ids for choice in output.outputs]
+    return [choice.token_ids for choice in run_alone(*asked).outputs]
 
 
 def assert_output(output, prompt, params):
-    """The tokens are those of a run alone: all of them, or the first ones of a request that was aborted."""
-    expected = alone(tuple(prompt), params.seed, params.n, params.max_tokens)
+    """All is as in a run alone: all tokens, or the first ones of a request that was aborted; what is said of them."""
+    expected = run_alone(tuple(prompt), params.seed, params.n, params.max_tokens)
     assert len(output.outputs) == params.n
-    for choice, whole in zip(output.outputs, expected, strict=True):
+    for choice, whole in zip(output.outputs, expected.outputs, strict=True):
+        num = len(choice.token_ids)
         assert choice.finish_reason in ("length", "abort"), choice.error
-        assert choice.token_ids == whole[: len(choice.token_ids)]
-        assert choice.finish_reason == "abort" or choice.token_ids == whole
+        assert choice.token_ids == whole.token_ids[:num]
+        assert choice.finish_reason == "abort" or num == len(whole.token_ids)
+        if params.scores:
+            assert_same(choice.logprobs, whole.logprobs.rows(0, num))
+    if params.scores:
+        num = 1 + int(np.count_nonzero(output.prompt_logprobs.rank))
+        assert num == len(prompt) or output.outputs[0].finish_reason == "abort"
+        assert_same(output.prompt_logprobs.rows(0, num), expected.prompt_logprobs.rows(0, num))
     assert output.metrics.num_generated_tokens == sum(len(choice.token_ids) for choice in output.outputs)
 
 

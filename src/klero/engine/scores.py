@@ -174,11 +174,11 @@ class PromptScores:
         self.num_scored = 0
         self._ids, self._num_top = np.array(prompt_ids, np.int32), params.prompt_logprobs
         self._parts: list[Logprobs] = []
-        self._wants_logits, self._vocab_size = params.return_context_logits, vocab_size
+        self._wants_logits, self.vocab_size = params.return_context_logits, vocab_size
 
     @cached_property
     def _context(self) -> F32:
-        return np.empty((len(self._ids), self._vocab_size), np.float32)
+        return np.empty((len(self._ids), self.vocab_size), np.float32)
 
     @property
     def next_position(self) -> int:
@@ -235,15 +235,16 @@ def read_prompts(
 ) -> list[tuple[Choice, PromptPart]]:
     """Score the prompt rows of a step, laid out as `InputBatch.fill` says; nothing counts before `PromptScores.take`.
 
-    LogitsError for another number of rows than the step asked for.
+    LogitsError for another shape than the step asked for.
     """
     parts, sampled, scored = [], 0, arrays.num_sampled
     for choice, scheduled in planned:
         num, samples = len(scheduled.scored), scheduled.samples
         scores = choice.prompt_scores
         if scores is not None and scheduled.logits_from < scheduled.num_computed + scheduled.num_new:
-            if len(logits) != len(arrays.logits_rows):
-                raise LogitsError(f"logits of {len(logits)} rows: this step has {len(arrays.logits_rows)}")
+            shape, (num_rows, width) = tuple(logits.shape), (len(arrays.logits_rows), scores.vocab_size)
+            if shape != (num_rows, width):
+                raise LogitsError(f"logits with shape {shape}: this step has {num_rows} rows of {width}")
             last = logits[sampled : sampled + 1] if samples else None
             parts.append((choice, scores.read(logits[scored : scored + num], last, padded_from)))
         sampled, scored = sampled + samples, scored + num

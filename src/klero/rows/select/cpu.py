@@ -228,6 +228,19 @@ def block_masses(row: Any, maxima: Any, maximum: np.float32, reciprocal: np.floa
 
 
 @kernel
+def two_masses(row: Any, maxima: Any, maximum: np.float32, reciprocal: np.float32) -> tuple[np.uint64, np.uint64]:
+    """The masses of a row at temperature 1 and at another one, in one pass. row: plain."""
+    first, second = U64(0), U64(0)
+    for b in range(maxima.size):
+        block = row[b * BLOCK : (b + 1) * BLOCK]
+        if mass_of_key(maxima[b], maximum, F32(1)) > 0:
+            first += mass_of_block(block, maximum, F32(1))
+        if reciprocal != F32(1) and mass_of_key(maxima[b], maximum, reciprocal) > 0:
+            second += mass_of_block(block, maximum, reciprocal)
+    return first, first if reciprocal == F32(1) else second
+
+
+@kernel
 def mass_of_block(block: Any, maximum: np.float32, reciprocal: np.float32) -> np.uint64:
     """The mass of one block. The two 20-bit halves of q are summed apart in 32 bits (256 * 2^20 fits) and joined."""
     high, low = I32(0), I32(0)

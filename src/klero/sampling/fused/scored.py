@@ -13,7 +13,6 @@ from klero.logprobs.cpu import (
     key_at,
     logprob_of_key,
     lse,
-    raw_level,
     say_raw,
     write_kept,
     write_list,
@@ -21,7 +20,7 @@ from klero.logprobs.cpu import (
 )
 from klero.rewrite.patches.cpu import rewritten_view, room_for_view
 from klero.rows.maxima.cpu import block_maxima
-from klero.rows.select.cpu import ALL_ALIVE, block_masses, fill_masses, gather, logit_of_key
+from klero.rows.select.cpu import ALL_ALIVE, block_masses, fill_masses, gather, logit_of_key, two_masses
 from klero.rows.view.cpu import flush_key
 from klero.sampling.fused.cpu import WHOLE_ROW, room_for, sample_row
 from klero.sampling.status import OK
@@ -39,6 +38,7 @@ def sample_scored_rows(
     for r in chosen:
         mask = masks[mask_of_row[r]] if mask_of_row[r] >= 0 else none
         view, highest, widest = rewritten_view(rows[r][:width], rules, slots[r], mask, room, maxima)
+        unchanged = view.state[0] == 0 and mask.size == 0
         token, status[r], num_kept[r], top, n = sample_row(
             view, highest, widest, params[r], seeds[r], positions[r], children[r],
             maxima, keys, ids, spare, weights, words,
@@ -51,35 +51,50 @@ def sample_scored_rows(
         if said.kept_row[r] >= 0:
             write_kept(keys, ids, n, logit_of_key(top), F32(params[r].reciprocal), said, r, weights)
         if asks.scored[r]:
-            say(view, flush_key(highest), token, n, top, params[r], maxima, raw_maxima, keys, ids, spare, weights,
-                asks, said, r)  # fmt: skip
+            say(view, unchanged, flush_key(highest), token, n, top, params[r], maxima, raw_maxima, keys, ids, spare,
+                weights, asks, said, r)  # fmt: skip
+
+
+@kernel
+def levels(
+    view: Any, unchanged: bool, highest: np.int32, p: Any, maxima: Any, raw_maxima: Any, weights: Any
+) -> tuple[np.float32, np.float32, np.float32]:
+    """(largest logit of the model's row, its lse, lse of the rewritten row at its temperature). raw_maxima: filled."""
+    reciprocal = F32(p.reciprocal)
+    if unchanged:
+        raw_maxima[:] = maxima
+        maximum = logit_of_key(highest)
+        raw, all_kept = two_masses(view.raw, maxima, maximum, ONE if p.greedy else reciprocal)
+        return maximum, lse(raw), lse(all_kept)
+    raw_top, _ = block_maxima(view.raw, raw_maxima)
+    maximum = logit_of_key(flush_key(raw_top))
+    raw = block_masses(view.raw, raw_maxima, maximum, ONE, weights)
+    if p.greedy:
+        return maximum, lse(raw), F32(0)
+    return maximum, lse(raw), lse(block_masses(view, maxima, logit_of_key(highest), reciprocal, weights))
 
 
 @kernel
 def say(
-    view: Any, highest: np.int32, token: int, n: int, top: np.int32, p: Any, maxima: Any, raw_maxima: Any,
-    keys: Any, ids: Any, spare: Any, weights: Any, asks: Any, said: Any, r: int,
+    view: Any, unchanged: bool, highest: np.int32, token: int, n: int, top: np.int32, p: Any, maxima: Any,
+    raw_maxima: Any, keys: Any, ids: Any, spare: Any, weights: Any, asks: Any, said: Any, r: int,
 ) -> None:  # fmt: skip
     """Logprob, rank, lists and receipt of a token. highest: largest key of the rewritten row; top: of the kept tokens,
     of which n are listed (WHOLE_ROW: all are left, and none is listed). The lists are overwritten."""
-    raw_top, _ = block_maxima(view.raw, raw_maxima)
-    raw_maximum, raw_lse = raw_level(view.raw, raw_maxima, flush_key(raw_top), weights)
+    raw_maximum, raw_lse, row_lse = levels(view, unchanged, highest, p, maxima, raw_maxima, weights)
     said.raw[r] = logprob_of_key(key_at(view.raw, token), raw_maximum, ONE, raw_lse)
     reciprocal, maximum = F32(p.reciprocal), logit_of_key(top)
     if p.greedy:
-        level, share = F32(0), F32(0)
+        level, said.kept_mass[r] = F32(0), F32(0)
+    elif n == WHOLE_ROW:
+        level, said.kept_mass[r] = row_lse, F32(0)
     else:
-        row_lse = lse(block_masses(view, maxima, logit_of_key(highest), reciprocal, weights))
-        if n == WHOLE_ROW:
-            level, share = row_lse, F32(0)
-        else:
-            level = lse(fill_masses(keys, n, maximum, reciprocal, weights))
-            kept = level
-            if top != highest:
-                kept = lse(fill_masses(keys, n, logit_of_key(highest), reciprocal, weights))
-            share = kept - row_lse
+        level = lse(fill_masses(keys, n, maximum, reciprocal, weights))
+        kept = level
+        if top != highest:
+            kept = lse(fill_masses(keys, n, logit_of_key(highest), reciprocal, weights))
+        said.kept_mass[r] = kept - row_lse
     said.processed[r] = logprob_of_key(key_at(view, token), maximum, reciprocal, level)
-    said.kept_mass[r] = share
     if not asks.processed[r]:
         say_raw(view.raw, raw_maxima, raw_maximum, raw_lse, token, asks, said, r, keys, ids, spare, weights)
         return
