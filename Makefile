@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-deep check bench check-wheel clean help
+.PHONY: demo test test-deep check bench check-wheel lm-eval clean help
 
 demo: $(READY)  ## four prompts in one batch, each with its own parameters
 	$(BIN)/klero generate --file examples/demo.jsonl
@@ -26,6 +26,9 @@ bench: $(READY)  ## klero beside its peers, in one run
 
 check-wheel: $(READY)  ## build the wheel; sample and generate from it in empty environments
 	$(BIN)/python tests/wheel/check.py
+
+lm-eval: $(READY)  ## lm-evaluation-harness as well (500 MB), without which its tests are skipped
+	$(PIP) -e '.[lm-eval]'
 
 clean:  ## remove what was built, the environment included
 	rm -rf $(VENV) .cache build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

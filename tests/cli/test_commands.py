@@ -18,7 +18,7 @@ from klero.errors import ModelError, OptionError
 from klero.params import SamplingParams
 from klero.testing.models import ToyModel
 
-COMMANDS = ["generate", "explain", "fetch", "models", "warmup", "bench"]
+COMMANDS = ["generate", "explain", "score", "fetch", "models", "warmup", "bench"]
 
 
 def run(*arguments, **environment):

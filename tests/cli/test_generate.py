@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -268,3 +269,31 @@ def test_one_text_on_a_terminal_comes_as_it_is_made(tiny_model):
         sys.stdout = before
     assert streamed.getvalue() == whole.getvalue()
     assert len(writes) > 12
+
+
+def test_what_is_said_about_tokens_is_printed_as_json(generate):
+    asked = ["one", "--seed", "5", "--temperature", "1", "--top-k", "3", "--logprobs", "2", "--return-probs"]
+    (out,) = lines(generate(*asked, "--prompt-logprobs", "0", "--json"))
+    assert [entry["token_id"] for entry in out["logprobs"]] == out["token_ids"]
+    assert sum(entry["logprob"] for entry in out["logprobs"]) == pytest.approx(out["cumulative_logprob"])
+    for entry in out["logprobs"]:
+        assert (len(entry["top"]), entry["num_kept"], entry["logprob"]) == (2, 3, entry["raw"])
+        kept = dict(zip(entry["kept_ids"], entry["kept_probs"], strict=True))
+        assert sum(kept.values()) == pytest.approx(1)
+        assert math.log(kept[entry["token_id"]]) == pytest.approx(entry["processed"], abs=1e-5)
+    first, *others = out["prompt_logprobs"]
+    assert first is None
+    assert [entry["token_id"] for entry in others] == out["prompt_token_ids"][1:]
+    with pytest.raises(OptionError, match="--json"):
+        generate(*asked)
+
+
+def test_what_is_impossible_is_a_text_in_json(generate):
+    (out,) = lines(generate("one", "--temperature", "0", "--logprobs", "2", "--logprobs-mode", "processed", "--json"))
+    assert [entry["top"][1][1] for entry in out["logprobs"]] == ["-inf"] * 4
+
+
+def test_rows_of_logits_are_no_json(generate, tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a", "return_context_logits": true}')
+    with pytest.raises(RequestError, match="return_context_logits"):
+        generate("--file", str(tmp_path / "in.jsonl"), "--json")

@@ -37,7 +37,9 @@ def theirs(ours, tiny_model):
     not: so their length is one less."""
     from lm_eval.models.huggingface import HFLM
 
-    return HFLM(tiny_model, dtype="float32", device="cpu", batch_size=3, max_length=ours.max_length - 1)
+    lm = HFLM(tiny_model, dtype="float32", device="cpu", batch_size=3, max_length=ours.max_length - 1)
+    lm.model.generation_config = type(lm.model.generation_config)(eos_token_id=0)  # its penalties would act unasked
+    return lm
 
 
 PAIRS = [
@@ -53,9 +55,14 @@ def test_loglikelihoods_are_the_harness_s_own(ours, theirs):
 
 
 def test_a_greedy_continuation_is_found_out(ours):
-    (text,) = ours.generate_until(asked(("the sun", {"max_gen_toks": 3})), disable_tqdm=True)
-    pairs = asked(("the sun", text), ("the sun", text[:-1] + "~"))
-    assert [greedy for _, greedy in ours.loglikelihood(pairs, disable_tqdm=True)] == [True, False]
+    """Of contexts whose greedy token is a letter or the like: other bytes are no text of their own."""
+    contexts = [f"the sun {letter}" for letter in "abcdefghijklmnop"]
+    texts = ours.generate_until(asked(*((one, {"max_gen_toks": 1}) for one in contexts)), disable_tqdm=True)
+    plain = [(one, text) for one, text in zip(contexts, texts, strict=True) if len(text) == 1 and " " < text < "~"]
+    assert plain
+    pairs = asked(*plain, *((one, chr(ord(text) ^ 1)) for one, text in plain))
+    greedy = [greedy for _, greedy in ours.loglikelihood(pairs, disable_tqdm=True)]
+    assert greedy == [True] * len(plain) + [False] * len(plain)
 
 
 def test_rolling_texts_of_any_length(ours, theirs):
@@ -78,7 +85,7 @@ def test_texts_that_are_generated(ours, theirs):
     tasks = asked(("the sun", {"until": ["\n"], "max_gen_toks": 8}), ("w" * 60, {"until": "q", "max_gen_toks": 10}))
     mine = ours.generate_until(tasks, disable_tqdm=True)
     assert mine == theirs.generate_until(tasks, disable_tqdm=True)
-    stopped = ours.generate_until(asked(("the sun", {"until": [mine[0][2], ""]})), disable_tqdm=True)
+    stopped = ours.generate_until(asked(("the sun", {"until": [mine[0][2], ""], "max_gen_toks": 8})), disable_tqdm=True)
     assert stopped == [mine[0][: mine[0].index(mine[0][2])]]
     with pytest.raises(RequestError, match="max_gen_toks=64: must be less than the context, 64"):
         ours.generate_until(asked(("x", {"max_gen_toks": 64})), disable_tqdm=True)
@@ -167,7 +174,7 @@ def test_a_model_that_fails_ends_the_evaluation(ours, monkeypatch):
     with pytest.raises(ModelError, match=r"request 0 of the evaluation failed: .*NaN"):
         ours.loglikelihood(asked(("a", "b")), disable_tqdm=True)
     with pytest.raises(ModelError, match=r"request 0 of the evaluation failed: .*NaN"):
-        ours.generate_until(asked(("a", {})), disable_tqdm=True)
+        ours.generate_until(asked(("a", {"max_gen_toks": 2})), disable_tqdm=True)
 
 
 def evaluate(lm):

@@ -10,16 +10,16 @@ import typer
 
 from klero.cli import generation_config, show
 from klero.cli import options as o
-from klero.cli.fields import BAD_WORDS, FILTERS, REWRITING, SEED, SHAPING, takes
+from klero.cli.fields import BAD_WORDS, FILTERS, LOGPROBS, REWRITING, SEED, SHAPING, takes
 from klero.cli.requests import Asked, read
-from klero.errors import KleroError, RequestError
+from klero.errors import KleroError, OptionError, RequestError
 
 if TYPE_CHECKING:
     from klero.engine import LLM, Progress, RequestOutput
     from klero.params import SamplingParams
 
 
-@takes(SHAPING, SEED, FILTERS, REWRITING, BAD_WORDS)
+@takes(SHAPING, SEED, FILTERS, REWRITING, BAD_WORDS, LOGPROBS)
 def generate(
     prompts: Annotated[
         list[str] | None, typer.Argument(help='Texts to continue; "-": standard input.', show_default=False)
@@ -57,6 +57,7 @@ def generate(
 
     Prompts come as arguments, as JSON lines with --file, or as one text on standard input, whose last newline is
     dropped. The line of a file says "prompt", "prompt_token_ids" or "messages" and any parameters of its own.
+    Logprobs come with --json: one entry for each token, null where nothing is said, "-inf" for what is impossible.
     """
     request = {
         "n": n, "max_tokens": max_tokens, "min_tokens": min_tokens, "stop": stop, "stop_token_ids": stop_token_id,
@@ -64,6 +65,8 @@ def generate(
     }  # fmt: skip
     fields |= {name: value for name, value in request.items() if value is not None}
     asked = read(prompts or [], file, fields, chat=chat)
+    if not as_json:
+        _refuse_what_text_cannot_show(asked)
     llm, loading = o.load(
         model, dtype=dtype, deterministic=deterministic, max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len, block_size=block_size,
@@ -82,6 +85,14 @@ def generate(
     num_tokens = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
     speed = f"{num_tokens} tokens in {seconds:.2f} s: {num_tokens / seconds:.1f} tokens/s"
     print(f"{speed} (and {loading:.1f} s to load the model)", file=sys.stderr)
+
+
+def _refuse_what_text_cannot_show(asked: list[Asked]) -> None:
+    """Logprobs and kept ids are printed as JSON alone."""
+    for i, one in enumerate(asked):
+        params = one.params({})
+        if params.asks or params.scores_prompt:
+            raise OptionError(f"prompts[{i}]: logprobs and kept ids are printed as JSON; add --json")
 
 
 def _params(llm: LLM, asked: list[Asked], from_model: bool) -> list[SamplingParams]:

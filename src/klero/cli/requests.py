@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 KINDS = ("prompt", "prompt_token_ids", "messages")
 CALLABLE = ("filters", "logits_processors")
+ROWS = ("return_context_logits", "return_generation_logits")
 DEFAULTS = {"max_tokens": 256}
 
 
@@ -109,6 +110,8 @@ def _of_line(line: str, options: dict[str, Any], chat: bool) -> Asked:
     fields, faults = resolve_aliases(fields)
     rule = "is a callable, which JSON cannot bring; give it to klero.LLM in Python"
     faults += [Fault(name, fields[name], rule) for name in CALLABLE if fields.get(name) not in (None, [])]
+    rule = "is rows of numbers, too many for JSON; ask klero.LLM in Python"
+    faults += [Fault(name, fields[name], rule) for name in ROWS if fields.get(name)]
     if faults:
         raise ParameterError(faults)
     asked = _asked(given[0], content, options | fields, chat)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import typer
 
 from klero.cli import options as o
 from klero.cli.requests import is_piped, lines_of
+from klero.cli.show import number
 from klero.errors import KleroError, RequestError
 from klero.evals.scoring import Pair, Scored, join_pair, score_pairs
 
@@ -155,7 +155,7 @@ def _line(said: Scored) -> dict[str, Any]:
     return {
         "prompt_token_ids": said.token_ids[: said.first].tolist(),
         "token_ids": said.token_ids[said.first :].tolist(),
-        "logprobs": [_number(logprob) for logprob in said.logprobs[said.first :].tolist()],
+        "logprobs": [_number(logprob) for logprob in said.logprobs[said.first :]],
         "sum": _number(said.total),
         "count": said.count,
         "is_greedy": said.is_greedy,
@@ -164,11 +164,9 @@ def _line(said: Scored) -> dict[str, Any]:
     }
 
 
-def _number(value: float) -> float | str | None:
-    """As JSON, which knows neither NaN nor infinity."""
-    if math.isnan(value):
-        return None
-    return "-inf" if value == -math.inf else value
+def _number(value: Any) -> float | str | None:
+    """As JSON; null where there is none."""
+    return None if np.isnan(value) else number(value)
 
 
 def _summary(scored: list[Scored], seconds: float) -> str:

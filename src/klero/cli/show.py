@@ -4,12 +4,45 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 from klero.cli.requests import Asked
 
 if TYPE_CHECKING:
     from klero.engine import CompletionOutput, RequestOutput
+    from klero.logprobs import Logprobs
+
+
+def entries(said: Logprobs) -> list[dict[str, Any] | None]:
+    """One object for each token, of what was asked for; None where nothing is said."""
+    return [entry(said, i) for i in range(len(said))]
+
+
+def entry(said: Logprobs, i: int) -> dict[str, Any] | None:
+    """The object of one token."""
+    out: dict[str, Any] = {}
+    if said.rank[i] > 0:
+        out |= {"token_id": int(said.token_ids[i]), "logprob": number(said.sampled[i]), "rank": int(said.rank[i])}
+    if said.num_kept[i] > 0:
+        out |= {name: number(getattr(said, name)[i]) for name in ("raw", "processed", "kept_mass")}
+        out["num_kept"] = int(said.num_kept[i])
+    for name, (ids, values) in (("top", said.top_of(i)), ("listed", said.listed_of(i))):
+        if len(ids):
+            out[name] = [[token, number(value)] for token, value in zip(ids.tolist(), values, strict=True)]
+    ids, probs = said.kept_of(i)
+    if len(ids):
+        out["kept_ids"] = ids.tolist()
+        if probs[0] == probs[0]:  # NaN: the ids alone were asked for
+            out["kept_probs"] = [number(p) for p in probs]
+    return out or None
+
+
+def number(value: Any) -> float | str | None:
+    """A number as JSON has it: the shortest that reads back as the same binary32; "-inf", as JSON has no infinity."""
+    if value is None or isinstance(value, float):
+        return "-inf" if value == -math.inf else value
+    return "-inf" if value == -math.inf else float(str(value))
 
 
 def print_text(asked: Asked, output: RequestOutput) -> None:
@@ -44,6 +77,10 @@ def print_json(asked: Asked, output: RequestOutput) -> None:
             "reproducible": choice.reproducible,
             "metrics": dataclasses.asdict(output.metrics),
         }
+        if choice.logprobs is not None:
+            line |= {"cumulative_logprob": number(choice.cumulative_logprob), "logprobs": entries(choice.logprobs)}
+        if output.prompt_logprobs is not None:
+            line["prompt_logprobs"] = entries(output.prompt_logprobs)
         if asked.kind == "messages":
             line["messages"] = asked.content
         print(json.dumps(line, ensure_ascii=False))

@@ -62,13 +62,16 @@ class Choice:
         end, finish, request = self.finished, self.finish, self.request
         assert end is not None, f"{self.owner} has not finished"
         text = request.echo + finish.text if request.params.detokenize else ""
-        said = (None, None, None)
-        if self.scores is not None:
-            said = self.scores.logprobs(), self.scores.cumulative(), self.scores.logits()
-        return CompletionOutput(
+        output = CompletionOutput(
             self.index, text, finish.token_ids, str(end.reason), end.stop_reason, request.seed, end.message,
-            request.reproducible, *said,
+            request.reproducible,
         )  # fmt: skip
+        said = self.scores
+        if said is None:
+            return output
+        return replace(
+            output, logprobs=said.logprobs(), cumulative_logprob=said.cumulative(), generation_logits=said.logits()
+        )
 
     def take(self, said: StepRows, rows: range) -> None:
         """Keep what a step says about the tokens that came from these of its rows, of those that were accepted."""

@@ -1,4 +1,8 @@
-"""What a request is told about its tokens: rows of many steps, gathered into flat arrays by sequence."""
+"""What a request is told about its tokens: rows of many steps, gathered into flat arrays by sequence.
+
+A prompt's chunk that is scored brings a row of logits for each of its tokens at once: 512 of them, of 128256 columns,
+are 262 MB in float32. max_num_batched_tokens bounds that; logits that are returned take as much, and stay.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,10 @@ OF_TOKEN = np.dtype([
     ("token_ids", np.int32), ("sampled", np.float32), ("rank", np.int32), ("raw", np.float32),
     ("processed", np.float32), ("kept_mass", np.float32), ("num_kept", np.int32),
 ])  # fmt: skip
-OF_LIST = {"top": ("top_ids", "top"), "listed": ("listed_ids", "listed"), "kept": ("kept_ids", "kept_probs")}
+OF_LIST = {
+    "top": ("top_starts", "top_ids", "top"), "listed": ("listed_starts", "listed_ids", "listed"),
+    "kept": ("kept_starts", "kept_ids", "kept_probs"),
+}  # fmt: skip
 
 
 class Growing:
@@ -52,29 +59,27 @@ class Growing:
         return self._memory[: self._num]
 
 
-class FlatLists:
-    """Ids and numbers of which each token has its own count, flat. has_ids, has_values: which of the two are kept."""
+class GrowingLists:
+    """Ids and numbers of which each token has as many as it likes, flat."""
 
-    def __init__(self, *, has_ids: bool, has_values: bool) -> None:
-        self._has = has_ids, has_values
-        self._starts, self._flat = Growing(np.int64), (Growing(np.int32), Growing(np.float32))
+    def __init__(self, *, has_values: bool) -> None:
+        self._starts, self._ids = Growing(np.int64), Growing(np.int32)
+        self._values, self._has_values = Growing(np.float32), has_values
         self._starts.extend(np.zeros(1, np.int64))
 
-    def extend(self, starts: npt.NDArray[np.int64], both: Sequence[npt.NDArray[Any]]) -> None:
-        """Add tokens: those of token i are both[...][starts[i]:starts[i + 1]]."""
-        for has, flat, values in zip(self._has, self._flat, both, strict=True):
-            if has:
-                flat.extend(values[starts[0] : starts[-1]])
-        if any(self._has):
-            self._starts.extend(starts[1:] - starts[0] + self._starts.values[-1])
-        else:
-            self._starts.extend(np.zeros(len(starts) - 1, np.int64))
+    def extend(self, starts: npt.NDArray[np.int64], ids: npt.NDArray[np.int32], values: F32) -> None:
+        """Add tokens: those of token i are ids[starts[i]:starts[i + 1]], and so with the values, if they are kept."""
+        first, last = starts[0], starts[-1]
+        self._ids.extend(ids[first:last])
+        if self._has_values:
+            self._values.extend(values[first:last])
+        self._starts.extend(starts[1:] + (self._starts.values[-1] - first))
 
     def part(self, first: int, last: int) -> tuple[npt.NDArray[Any], ...]:
         """Starts, ids and numbers of tokens first .. last - 1; copies."""
         starts = self._starts.values[first : last + 1]
-        ids, values = (flat.values[starts[0] : starts[-1]].copy() for flat in self._flat)
-        return starts - starts[0], ids, values
+        where = slice(starts[0], starts[-1])
+        return starts - starts[0], self._ids.values[where].copy(), self._values.values[where].copy()
 
 
 class StepRows:
@@ -101,6 +106,11 @@ class StepRows:
         return rows
 
     @cached_property
+    def of_list(self) -> dict[str, tuple[Any, ...]]:
+        """What is several per row: starts, ids and numbers by name."""
+        return {name: tuple(getattr(self.logprobs, part) for part in parts) for name, parts in OF_LIST.items()}
+
+    @cached_property
     def logits(self) -> F32:
         """float32 [R, V]."""
         return as_float32(read_logits(self._logits).rows)
@@ -113,23 +123,23 @@ class TokenScores:
         self.num = 0
         self._asks, self._scores, self._wants_logits = params.asks, params.scores, params.return_generation_logits
         self._of_token, self._logits = Growing(OF_TOKEN), Growing(np.float32, vocab_size)
-        kept = FlatLists(has_ids=params.return_kept or params.return_probs, has_values=params.return_probs)
-        top, listed = bool(params.logprobs), bool(params.logprob_token_ids)
-        self._lists = {
-            "top": FlatLists(has_ids=top, has_values=top), "listed": FlatLists(has_ids=listed, has_values=listed),
-            "kept": kept,
-        }  # fmt: skip
+        self._lists: dict[str, GrowingLists] = {}  # those that were asked for
+        if params.logprobs:
+            self._lists["top"] = GrowingLists(has_values=True)
+        if params.logprob_token_ids:
+            self._lists["listed"] = GrowingLists(has_values=True)
+        if params.return_kept or params.return_probs:
+            self._lists["kept"] = GrowingLists(has_values=params.return_probs)
 
     def extend(self, step: StepRows, rows: range) -> None:
         """Add what a step says of some of its rows."""
         first, last = rows.start, rows.stop
         self.num += len(rows)
         if self._asks:
-            said = step.logprobs
             self._of_token.extend(step.of_token[first:last])
             for name, lists in self._lists.items():
-                both = [getattr(said, part) for part in OF_LIST[name]]
-                lists.extend(getattr(said, f"{name}_starts")[first : last + 1], both)
+                starts, ids, values = step.of_list[name]
+                lists.extend(starts[first : last + 1], ids, values)
         if self._wants_logits:
             self._logits.extend(step.logits[first:last])
 
@@ -138,15 +148,15 @@ class TokenScores:
         if not self._asks:
             return None
         of_token = self._of_token.values[first:]
+        said = nothing(len(of_token))
         fields: dict[str, Any] = {name: of_token[name].copy() for name in OF_TOKEN.names or ()}
         for name, lists in self._lists.items():
-            names = f"{name}_starts", *OF_LIST[name]
-            fields |= zip(names, lists.part(first, first + len(of_token)), strict=True)
-        return Logprobs(**fields)
+            fields |= zip(OF_LIST[name], lists.part(first, first + len(of_token)), strict=True)
+        return dataclasses.replace(said, **fields)
 
     def cumulative(self) -> float | None:
         """The sum of the tokens' logprobs; None where they were not asked for."""
-        return self._of_token.values["sampled"].sum(dtype=np.float64).item() if self._scores else None
+        return float(self._of_token.values["sampled"].astype(np.float64).sum()) if self._scores else None
 
     def logits(self) -> F32 | None:
         """The model's own rows of the tokens, float32 [n, V]; None where they were not asked for."""

@@ -6,17 +6,20 @@ import sys
 
 from klero.evals.harness import KleroLM
 
-SAID = ("-b", "--batch_size", "--config")
 OTHER = ("ls", "validate")
+DEFAULTS = {("--batch_size", "-b"): "auto", ("--device",): "cpu"}
+"""What the harness would fill in is one sequence at a time, and a GPU."""
 
 
 def main() -> None:
-    """Run it. Sequences run together unless the command line says how many; the harness would say one."""
+    """Run it, with klero's defaults where neither the command line nor a --config file may say something else."""
     from lm_eval.__main__ import cli_evaluate
 
     asked = sys.argv[1:]
-    if len(asked) > 1 and asked[0] not in OTHER and not any(part.startswith(SAID) for part in asked):
-        sys.argv += ["--batch_size", "auto"]
+    if len(asked) > 1 and asked[0] not in OTHER and not any(part.startswith("--config") for part in asked):
+        for names, value in DEFAULTS.items():
+            if not any(part.startswith(names) for part in asked):
+                sys.argv += [names[0], value]
     cli_evaluate()
 
 

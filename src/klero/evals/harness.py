@@ -123,7 +123,8 @@ class KleroLM(TemplateLM):
             one = generation_params(asked, self.max_gen_toks)
             room = self.max_length - (one.max_tokens or 0)
             if room < 1:
-                raise RequestError(f"max_gen_toks={one.max_tokens}: must be less than the context, {self.max_length}")
+                rule = f"must be less than the context, {self.max_length}; ask for fewer"
+                raise RequestError(f"max_gen_toks={one.max_tokens}: {rule}")
             prompts.append(self._kept(self.tok_encode(context), room))
             params.append(one)
         if not prompts:
