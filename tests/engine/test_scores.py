@@ -124,26 +124,33 @@ def test_a_preemption_before_any_step_changes_nothing(budget):
 
 
 class Breaks(PagedToyModel):
-    """Fails in step number `at`: before the forward, or by rows that are too wide to be sampled or scored."""
+    """Step number `at` fails: in the forward, by rows of another width, or in the sampler, when prompts are scored."""
 
-    at, wide, num_steps = 0, False, 0
+    at, where, num_steps = 0, "", 0
 
     def forward(self, step):
         self.num_steps += 1
-        if self.num_steps != self.at:
-            return super().forward(step)
-        if self.wide:
-            return np.zeros((len(step.logits_rows), 65), np.float32)
-        raise RuntimeError("broken")
+        if self.num_steps == self.at:
+            if self.where == "forward":
+                raise RuntimeError("broken")
+            if self.where == "width":
+                return np.zeros((len(step.logits_rows), 65), np.float32)
+        return super().forward(step)
+
+    def sample_async(self, *args):
+        if (self.num_steps, self.where) == (self.at, "sampler"):
+            raise RuntimeError("broken")
+        return self.sampler.__class__.sample_async(self.sampler, *args)
 
 
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("where", ["forward", "width", "sampler"])
 @pytest.mark.parametrize("budget", [2, 16])
-def test_a_step_that_fails_neither_loses_nor_doubles_a_row(wide, budget):
+def test_a_step_that_fails_neither_loses_nor_doubles_a_row(where, budget):
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=3, prompt_logprobs=1, **ALL, **ROWS)
     for at in range(1, 6):
         engine = Engine(Breaks(), max_num_batched_tokens=budget, block_size=4, num_blocks=32)
-        engine.model.at, engine.model.wide = at, wide
+        engine.model.at, engine.model.where, engine.model.sampler = at, where, engine.sampler
+        engine.sampler.sample_async = engine.model.sample_async
         prompts = {"a": [5, 4, 3, 2, 1], "b": [7, 8]}
         for name, prompt in prompts.items():
             engine.add_request(name, prompt, params)
@@ -153,6 +160,7 @@ def test_a_step_that_fails_neither_loses_nor_doubles_a_row(wide, budget):
                 outputs += engine.step()
             except (RuntimeError, LogitsError):
                 num_failed += 1
+                assert num_failed == 1
         assert num_failed == (engine.model.num_steps >= at)
         for output in outputs:
             assert_output(output, prompts[output.request_id], params)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +12,7 @@ from klero import LLM, SamplingParams
 from klero.errors import ModelError, OptionError, ParameterError, RequestError
 from klero.testing.models import ToyModel
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("lm_eval") is None, reason="lm-eval is not installed: pip install 'klero[lm-eval]'"
-)
+pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'klero[lm-eval]'")
 
 FACTS = Path(__file__).resolve().parents[1] / "data" / "facts"
 

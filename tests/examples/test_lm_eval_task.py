@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import runpy
 from pathlib import Path
@@ -10,9 +9,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import tiny_model
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("lm_eval") is None, reason="lm-eval is not installed: pip install 'klero[lm-eval]'"
-)
+pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'klero[lm-eval]'")
 __all__ = ["tiny_model"]
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "lm_eval_task.py"

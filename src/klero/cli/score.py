@@ -12,8 +12,8 @@ import numpy as np
 import typer
 
 from klero.cli import options as o
+from klero.cli import show
 from klero.cli.requests import is_piped, lines_of
-from klero.cli.show import number
 from klero.errors import KleroError, RequestError
 from klero.evals.scoring import Pair, Scored, join_pair, score_pairs
 
@@ -166,7 +166,7 @@ def _line(said: Scored) -> dict[str, Any]:
 
 def _number(value: Any) -> float | str | None:
     """As JSON; null where there is none."""
-    return None if np.isnan(value) else number(value)
+    return None if np.isnan(value) else show.number(value)
 
 
 def _summary(scored: list[Scored], seconds: float) -> str:

@@ -8,7 +8,6 @@ import numpy as np
 
 from klero.device import kernel
 from klero.logprobs.cpu import (
-    F32,
     ONE,
     key_at,
     logprob_of_key,
@@ -18,6 +17,7 @@ from klero.logprobs.cpu import (
     write_list,
     write_row,
 )
+from klero.lots.mass.cpu import F32
 from klero.rewrite.patches.cpu import rewritten_view, room_for_view
 from klero.rows.maxima.cpu import block_maxima
 from klero.rows.select.cpu import ALL_ALIVE, block_masses, fill_masses, gather, logit_of_key, two_masses
