@@ -34,6 +34,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "logprobs=20": {"logprobs": 20},
     "logprobs=20, processed": {"logprobs": 20, "logprobs_mode": "processed"},
     "logprobs=20, temperature .7": {"logprobs": 20, "temperature": 0.7},
+    "at .7": {"temperature": 0.7},
     "return_kept": {"return_kept": True},
 }
 EXTRA_PASSES, TORCH = 2.0, 8.0  # targets: at most so many mass passes more; at least so many times faster than torch
@@ -104,13 +105,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         more = us - plain
         note = f"{more:8.1f} more: {more / floor:5.2f} mass passes" if name.startswith("klero log") else ""
         print(f"  {name:36} {us:9.1f} us a row {note}")
-    more = medians["klero logprobs=20"] - plain
-    print(f"  logprobs=20 adds {more / floor:.2f} mass passes; at most {EXTRA_PASSES:g} are wanted")
-    print(f"  torch takes {torch_us / more:.1f} times as long for its part; at least {TORCH:g} are wanted")
+    judged = {}
+    for temperature, name, without in ((1, "logprobs=20", "nothing"), (0.7, "logprobs=20, temperature .7", "at .7")):
+        more = medians[f"klero {name}"] - medians[f"klero {without}"]
+        judged[f"temperature {temperature}"] = {"passes": round(more / floor, 3), "torch": round(torch_us / more, 2)}
+        print(f"  temperature {temperature}: logprobs=20 adds {more / floor:.2f} mass passes; {EXTRA_PASSES:g} are wanted")
+        print(f"    torch takes {torch_us / more:.1f} times as long for its part; at least {TORCH:g} are wanted")
     record: dict[str, Any] = {
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "about": machine.describe(THREADS),
         "us_per_row": {name: round(us, 2) for name, us in medians.items()},
-        "mass_passes": round(more / floor, 3), "times_torch": round(torch_us / more, 2),
+        "judged": judged,
     }  # fmt: skip
     if options.engine:
         record["engine"] = round(engine_ratio(5), 4)

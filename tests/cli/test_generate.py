@@ -297,3 +297,9 @@ def test_rows_of_logits_are_no_json(generate, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"prompt": "a", "return_context_logits": true}')
     with pytest.raises(RequestError, match="return_context_logits"):
         generate("--file", str(tmp_path / "in.jsonl"), "--json")
+
+
+def test_kept_ids_alone_are_printed(generate):
+    (out,) = lines(generate("one", "--temperature", "1", "--top-k", "2", "--return-kept", "--json"))
+    assert [list(entry) for entry in out["logprobs"]] == [["kept_ids"]] * 4
+    assert [len(entry["kept_ids"]) for entry in out["logprobs"]] == [2] * 4

@@ -237,6 +237,20 @@ def test_asking_changes_no_token():
     assert [c.token_ids for o in plain for c in o.outputs] == [c.token_ids for o in told for c in o.outputs]
 
 
+def test_a_neighbour_that_asks_for_more_changes_nothing():
+    """Kept ids alone come without probabilities; probabilities come with their ids."""
+    draw = {"temperature": 1.0, "top_k": 3, "seed": 1, "max_tokens": 4}
+    ids, probs = SamplingParams(return_kept=True, **draw), SamplingParams(return_probs=True, logprobs=4, **draw)
+    llm = LLM(ToyModel())
+    (alone,) = llm.generate([[1, 2]], ids)
+    first, second = llm.generate([[1, 2], [3]], [ids, probs])
+    said, other = first.outputs[0].logprobs, second.outputs[0].logprobs
+    assert_same(said, alone.outputs[0].logprobs)
+    assert said.kept_starts.tolist() == other.kept_starts.tolist() == [0, 3, 6, 9, 12]
+    assert [len(said.kept_ids), len(said.kept_probs), len(said.top)] == [12, 0, 0]
+    assert [len(other.kept_ids), len(other.kept_probs), len(other.top)] == [12, 12, 16]
+
+
 def test_the_end_has_an_entry_like_every_token():
     words = TokenBytes.from_list([b"a", b"b", b"c", b"<end>"], special=[3])
 

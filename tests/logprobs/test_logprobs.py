@@ -213,3 +213,17 @@ def test_asking_changes_no_token_and_order_no_bit(backend, seed, kind):
 def test_what_cannot_be_scored_is_named(backend, given_, name):
     with pytest.raises(ParameterError, match=name):
         score(ROW, **{"token_ids": [0], "backend": backend} | given_)
+
+
+def test_the_sum_leaves_out_tokens_without_a_logprob(backend):
+    said = score(np.float32([[0, np.nan], [1, 1], [1, 1]]), [0, 1, 1], backend=backend)
+    assert said.cumulative == near(-2 * 0.693147)
+
+
+def test_probabilities_of_a_batch(backend):
+    probs = sample(
+        np.repeat(FOUR, 2, 0), SamplingParams(temperature=1, top_k=2, return_probs=True), positions=0, seeds=1,
+        backend=backend,
+    ).probs  # fmt: skip
+    assert (probs.starts.tolist(), probs.ids.tolist()) == ([0, 2, 4], [0, 1, 0, 1])
+    assert probs.values.tolist() == near([0.625, 0.375] * 2)

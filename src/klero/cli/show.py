@@ -7,6 +7,8 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from klero.cli.requests import Asked
 
 if TYPE_CHECKING:
@@ -28,12 +30,12 @@ def entry(said: Logprobs, i: int) -> dict[str, Any] | None:
         out |= {name: number(getattr(said, name)[i]) for name in ("raw", "processed", "kept_mass")}
         out["num_kept"] = int(said.num_kept[i])
     for name, (ids, values) in (("top", said.top_of(i)), ("listed", said.listed_of(i))):
-        if len(ids):
+        if len(ids) and ids[0] >= 0 and not np.isnan(values[0]):  # else its row could not be scored
             out[name] = [[token, number(value)] for token, value in zip(ids.tolist(), values, strict=True)]
     ids, probs = said.kept_of(i)
     if len(ids):
         out["kept_ids"] = ids.tolist()
-        if probs[0] == probs[0]:  # NaN: the ids alone were asked for
+        if len(probs) and not np.isnan(probs[0]):  # else the ids alone were asked for
             out["kept_probs"] = [number(p) for p in probs]
     return out or None
 
@@ -83,4 +85,4 @@ def print_json(asked: Asked, output: RequestOutput) -> None:
             line["prompt_logprobs"] = entries(output.prompt_logprobs)
         if asked.kind == "messages":
             line["messages"] = asked.content
-        print(json.dumps(line, ensure_ascii=False))
+        print(json.dumps(line, ensure_ascii=False, allow_nan=False))

@@ -31,7 +31,7 @@ def warmup(
     if HAVE_NUMBA:
         for kind, rows in KINDS.items():
             begin = time.perf_counter()
-            warm_up(rows, rewriting=True)
+            warm_up(rows, rewriting=True, scoring=True)
             print(f"kernels for {kind} rows: {time.perf_counter() - begin:.1f} s")
         print(f"cache: {_kernel_cache()}")
     else:

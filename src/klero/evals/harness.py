@@ -142,7 +142,7 @@ class KleroLM(TemplateLM):
             raise RequestError(
                 f"a continuation of {len(continuation)} tokens and one before it do not fit into {self.max_length}"
             )
-        kept = self._kept(context, room)
+        kept = self._kept(context or [self.prefix_token_id], room)
         return Pair([*kept, *continuation], len(kept))
 
     def _kept(self, token_ids: list[int], room: int) -> list[int]:

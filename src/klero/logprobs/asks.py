@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from klero.batch.zeros import sparse_zeros
 from klero.logprobs.record import Logprobs
 from klero.params import SamplingParams
 
@@ -83,8 +84,8 @@ def room_for(asks: Asks, width: int) -> Said:
         sampled=nan[0], rank=np.zeros(num_rows, np.int32), top_starts=starts,
         top_ids=np.full(starts[-1], -1, np.int32), top=np.full(starts[-1], np.nan, np.float32),
         listed=np.full(len(asks.listed_ids), np.nan, np.float32), raw=nan[1], processed=nan[2], kept_mass=nan[3],
-        kept_row=kept_row, num_listed=np.zeros(num_rows, np.int64), kept_ids=np.empty((num_lists, width), np.int32),
-        kept_probs=np.empty((num_lists, width), np.float32),
+        kept_row=kept_row, num_listed=np.zeros(num_rows, np.int64), kept_ids=sparse_zeros((num_lists, width), np.int32),
+        kept_probs=sparse_zeros((num_lists, width), np.float32),
     )  # fmt: skip
 
 

@@ -39,8 +39,8 @@ class Logprobs:
     listed_ids, listed: the same for `logprob_token_ids`, in the order asked.
 
     The receipt: raw, processed: float32 [N], the token's logprob in the model's own row and in the distribution that
-    it was drawn from. kept_mass: float32 [N], ln of the share that the filters left. num_kept: int32 [N]. Prompt tokens
-    have none: NaN and 0.
+    it was drawn from. kept_mass: float32 [N], ln of the share that the filters left. num_kept: int32 [N]. Tokens that
+    were not drawn have raw alone.
 
     kept_ids, kept_probs: what the filters left, ascending ids, at kept_starts[i]:kept_starts[i + 1], and their
     probabilities (NaN where `return_kept` was asked alone); empty where neither was. In memory -inf is -inf.
@@ -75,7 +75,7 @@ class Logprobs:
             entries[token] = Entry(token, float(self.sampled[i]), int(self.rank[i]))
         for ids, values in ((self.top_of(i)), (self.listed_of(i))):
             for token, value in zip(ids.tolist(), values.tolist(), strict=True):
-                if token >= 0:
+                if token >= 0 and value == value:
                     entries.setdefault(token, Entry(token, value, None))
         return entries
 
@@ -96,8 +96,8 @@ class Logprobs:
 
     @property
     def cumulative(self) -> float:
-        """The sum of the tokens' logprobs, in binary64; 0 for none."""
-        return float(self.sampled.astype(np.float64).sum())
+        """The sum of the logprobs of the tokens that have one, in binary64; 0 for none."""
+        return float(self.sampled[self.rank > 0].astype(np.float64).sum())
 
     def rows(self, first: int, last: int) -> Logprobs:
         """The part for tokens first .. last - 1; arrays of its own."""

@@ -48,7 +48,7 @@ def score(
         from klero.logprobs.cpu import score_rows
 
         bits = as_bits(rows)
-        with first_use("scored " + rows.dtype.name):
+        with first_use("given tokens " + rows.dtype.name):
             over_rows(lambda i, j: score_rows(bits, width, i, j, tokens, asks, said), len(rows), num_threads())
     return logprobs_of(asks, said, tokens, np.zeros(len(rows), np.int32))
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from klero.batch import History
 from klero.device import HAVE_NUMBA, Backend, choose_backend
 from klero.errors import Fault, ParameterError
-from klero.logprobs import asks_of
+from klero.logprobs import asks_of, score
 from klero.params import SamplingParams, check_seed, seed_bits, stack_rows
 from klero.params.decay import top_p_after
 from klero.rewrite import Context, Rules
@@ -109,13 +109,16 @@ def run_rewritten(work: Work, contexts: dict[int, Context]) -> None:
     work.run_patched(np.array(patched), Patched(rules.arrays(), slots, masks, mask_of_row), contexts.__getitem__)
 
 
-def warm_up(dtype: npt.DTypeLike = np.float32, *, rewriting: bool = False) -> None:
+def warm_up(dtype: npt.DTypeLike = np.float32, *, rewriting: bool = False, scoring: bool = False) -> None:
     """Compile the kernels for logits of a dtype, or load them from the cache; the first use does it otherwise.
 
-    rewriting: those for rows that rules rewrite, and for what the rules remember, too.
+    rewriting: those for rows that rules rewrite, and for what the rules remember, too. scoring: those for logprobs.
     """
     rows, params = np.zeros((1, 8), dtype), SamplingParams(temperature=1.0, seed=0)
     sample(rows, params, positions=0)
+    if scoring:
+        sample(rows, SamplingParams(temperature=1.0, seed=0, logprobs=1, return_kept=True), positions=0)
+        score(rows, [0], num_top=1)
     if rewriting and HAVE_NUMBA:
         params = SamplingParams(temperature=1.0, seed=0, repetition_penalty=2, no_repeat_ngram_size=2)
         sample(rows, params, prompts=[[1, 2]], outputs=[[1]])

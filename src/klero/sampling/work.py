@@ -58,6 +58,21 @@ class Sampled:
     messages: Mapping[int, str] = field(default_factory=dict)
     logprobs: Logprobs | None = None
 
+    @property
+    def probs(self) -> Probs | None:
+        """The distributions that tokens were drawn from, of rows with `return_probs`; None where no row asked."""
+        said = self.logprobs
+        return None if said is None else Probs(said.kept_starts, said.kept_ids, said.kept_probs)
+
+
+class Probs(NamedTuple):
+    """What filters left of R rows: ids int32, ascending, and probabilities float32, those of row r at
+    starts[r]:starts[r + 1] (int64 [R + 1])."""
+
+    starts: I64
+    ids: I32
+    values: F32
+
 
 def is_hosted(params: SamplingParams) -> bool:
     """Whether the rows of a request need the reference to rewrite them or to filter them."""
