@@ -109,8 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for temperature, name, without in ((1, "logprobs=20", "nothing"), (0.7, "logprobs=20, temperature .7", "at .7")):
         more = medians[f"klero {name}"] - medians[f"klero {without}"]
         judged[f"temperature {temperature}"] = {"passes": round(more / floor, 3), "torch": round(torch_us / more, 2)}
-        print(f"  temperature {temperature}: logprobs=20 adds {more / floor:.2f} mass passes; {EXTRA_PASSES:g} are wanted")
-        print(f"    torch takes {torch_us / more:.1f} times as long for its part; at least {TORCH:g} are wanted")
+        passes, times = f"{more / floor:.2f} mass passes ({EXTRA_PASSES:g} wanted)", f"{torch_us / more:.1f}"
+        print(f"  temperature {temperature}: logprobs=20 adds {passes}; torch takes {times}x ({TORCH:g}x wanted)")
     record: dict[str, Any] = {
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "about": machine.describe(THREADS),
         "us_per_row": {name: round(us, 2) for name, us in medians.items()},
