@@ -247,7 +247,7 @@ def test_a_neighbour_that_asks_for_more_changes_nothing():
     said, other = first.outputs[0].logprobs, second.outputs[0].logprobs
     assert_same(said, alone.outputs[0].logprobs)
     assert said.kept_starts.tolist() == other.kept_starts.tolist() == [0, 3, 6, 9, 12]
-    assert [len(said.kept_ids), len(said.kept_probs), len(said.top)] == [12, 0, 0]
+    assert [len(said.kept_ids), np.isnan(said.kept_probs).sum(), len(said.top)] == [12, 12, 0]
     assert [len(other.kept_ids), len(other.kept_probs), len(other.top)] == [12, 12, 16]
 
 
@@ -296,7 +296,7 @@ def test_a_bad_prompt_row_ends_its_request_alone(max_tokens, budget):
     for choice in found["bad"].outputs:
         assert (choice.finish_reason, choice.token_ids, len(choice.logprobs)) == ("error", (), 0)
         assert "position 2 hold NaN" in choice.error
-    assert found["bad"].prompt_logprobs.rank.tolist()[:3:2] == [0, 0]
+    assert found["bad"].prompt_logprobs.rank.astype(bool).tolist() == [False, True, False, False]  # for any budget
     assert len(found["bad"].prompt_logprobs) == 4
     assert {c.finish_reason for c in found["last"].outputs} == {"error" if max_tokens else "length"}
     ends = [(d.request_id, d.index) for d in engine.take_deltas() if d.finish_reason]

@@ -78,7 +78,7 @@ def batches(draw):
         shape = draw(SHAPES)
         kind = draw(st.sampled_from(["normal", "peaked", "ties", "banned", "huge", "+nan", "empty"]))
         rows.append(nasty_row(kind, width, draw(st.integers(0, 2**16))))
-        params = SamplingParams(**at.params.asked(), **shape, **draw(wishes(width)))
+        params = SamplingParams(**at.params.asked(), **shape, **draw(wishes(max(1, width // 2))))
         prompt = at.prompt_ids if len(at.prompt_ids) else np.int32([0])
         asked.append((params, prompt, at.output_ids, at.mask))
     return np.stack(rows), asked, ends
@@ -112,8 +112,8 @@ def drawn(rows, asked, ends, backend="auto", padded_from=None):
 
 
 def padding(width, share):
-    """Where padding begins."""
-    return max(1, round(share * width))
+    """Where padding begins: not before the half that wishes speak of."""
+    return max(1, width // 2, round(share * width))
 
 
 @given(batches(), st.floats(0, 1))

@@ -227,3 +227,15 @@ def test_probabilities_of_a_batch(backend):
     ).probs  # fmt: skip
     assert (probs.starts.tolist(), probs.ids.tolist()) == ([0, 2, 4], [0, 1, 0, 1])
     assert probs.values.tolist() == near([0.625, 0.375] * 2)
+
+
+@pytest.mark.parametrize("asked", [{"logprobs": 4}, {"logprob_token_ids": [3]}], ids=str)
+def test_padding_columns_have_no_logprob(backend, asked):
+    with pytest.raises(ParameterError, match="without padding"):
+        sample(ROW, SamplingParams(**asked), positions=0, padded_from=3, backend=backend)
+
+
+@pytest.mark.parametrize("columns", [np.array([1, 2]), np.array([2]), 2.0, "2", True], ids=str)
+def test_where_padding_begins_is_one_integer(backend, columns):
+    with pytest.raises(ParameterError, match="padded_from"):
+        score(ROW, [0], padded_from=columns, backend=backend)

@@ -158,7 +158,7 @@ def admit(
     if params.truncate_prompt_tokens is not None:
         prompt_ids = prompt_ids[-params.truncate_prompt_tokens :]
     ids = _checked_prompt(request_id, prompt_ids, limits)
-    check_width(params, limits.vocab_size)
+    check_width(params, limits.vocab_size, limits.num_scored)
     _check_scored(request_id, ids, params, limits)
     words = bad_word_ids(params.bad_words, encode, limits.vocab_size)
     if fault := nothing_allowed(params, words):
@@ -192,16 +192,8 @@ def _checked_prompt(request_id: str, prompt_ids: Sequence[int], limits: Limits) 
 
 
 def _check_scored(request_id: str, prompt_ids: tuple[int, ...], params: SamplingParams, limits: Limits) -> None:
-    """Refuse to speak of padding columns, which nobody reads."""
+    """Refuse to score a prompt token whose column is padding, which nobody reads."""
     num = limits.num_scored
-    asked = {"logprobs": params.logprobs, "prompt_logprobs": params.prompt_logprobs}
-    rule = f"must be at most {num}, the tokens of this model (-1 is all)"
-    faults = [Fault(name, most, rule) for name, most in asked.items() if most is not None and most > num]
-    if any(i >= num for i in params.logprob_token_ids):
-        rule = f"ids must be in [0, {num - 1}], the tokens of this model; the other columns of its logits are padding"
-        faults.append(Fault("logprob_token_ids", max(params.logprob_token_ids), rule))
-    if faults:
-        raise ParameterError(faults)
     if params.prompt_logprobs is not None and max(prompt_ids) >= num:
         raise RequestError(
             f"{request_id}: prompt token id {max(prompt_ids)}: the columns of the logits from {num} on are padding, so "

@@ -62,17 +62,15 @@ class Growing:
 class GrowingLists:
     """Ids and numbers of which each token has as many as it likes, flat."""
 
-    def __init__(self, *, has_values: bool) -> None:
-        self._starts, self._ids = Growing(np.int64), Growing(np.int32)
-        self._values, self._has_values = Growing(np.float32), has_values
+    def __init__(self) -> None:
+        self._starts, self._ids, self._values = Growing(np.int64), Growing(np.int32), Growing(np.float32)
         self._starts.extend(np.zeros(1, np.int64))
 
     def extend(self, starts: npt.NDArray[np.int64], ids: npt.NDArray[np.int32], values: F32) -> None:
-        """Add tokens: those of token i are ids[starts[i]:starts[i + 1]], and so with the values, if they are kept."""
+        """Add tokens: those of token i are ids[starts[i]:starts[i + 1]], and so with the values."""
         first, last = starts[0], starts[-1]
         self._ids.extend(ids[first:last])
-        if self._has_values:
-            self._values.extend(values[first:last])
+        self._values.extend(values[first:last])
         self._starts.extend(starts[1:] + (self._starts.values[-1] - first))
 
     def part(self, first: int, last: int) -> tuple[npt.NDArray[Any], ...]:
@@ -125,11 +123,11 @@ class TokenScores:
         self._of_token, self._logits = Growing(OF_TOKEN), Growing(np.float32, vocab_size)
         self._lists: dict[str, GrowingLists] = {}  # those that were asked for
         if params.logprobs:
-            self._lists["top"] = GrowingLists(has_values=True)
+            self._lists["top"] = GrowingLists()
         if params.logprob_token_ids:
-            self._lists["listed"] = GrowingLists(has_values=True)
+            self._lists["listed"] = GrowingLists()
         if params.return_kept or params.return_probs:
-            self._lists["kept"] = GrowingLists(has_values=params.return_probs)
+            self._lists["kept"] = GrowingLists()
 
     def extend(self, step: StepRows, rows: range) -> None:
         """Add what a step says of some of its rows."""
@@ -213,9 +211,9 @@ class PromptScores:
         logprobs = score(rows[: len(ids)], ids, num_top=self._num_top, padded_from=padded_from)
         if logprobs.rank.all():
             return PromptPart(end, logprobs)
-        bad = first + 1 + int(np.argmin(logprobs.rank))
-        what = f"the model's logits for position {bad} hold NaN or +inf, or nothing but -inf"
-        return PromptPart(end, logprobs, f"{what}: this prompt token has no logprob")
+        good = int(np.argmin(logprobs.rank))  # what comes after the first bad row would depend on the chunk
+        what = f"the model's logits for position {first + 1 + good} hold NaN or +inf, or nothing but -inf"
+        return PromptPart(first + good, logprobs.rows(0, good), f"{what}: this prompt token has no logprob")
 
     def take(self, part: PromptPart) -> None:
         """Let a chunk count, once its step has succeeded."""

@@ -60,7 +60,7 @@ def asks_of(params: Sequence[SamplingParams], width: int) -> Asks | None:
     if not any(one.asks for one in params):
         return None
     scored = np.array([one.scores for one in params])
-    tops = [width if one.logprobs == WHOLE_ROW else min(one.logprobs or 0, width) for one in params]
+    tops = [width if one.logprobs == WHOLE_ROW else one.logprobs or 0 for one in params]
     listed = [one.logprob_token_ids for one in params]
     return Asks(
         scored=scored,

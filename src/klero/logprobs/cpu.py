@@ -85,8 +85,7 @@ def write_row(
         said.top_ids[first + j] = ids[j]
         said.top[first + j] = logprob_of_key(keys[j], maximum, reciprocal, level)
     for e in range(asks.listed_starts[r], asks.listed_starts[r + 1]):
-        i = asks.listed_ids[e]
-        key = key_at(row, i) if i < width_of(row) else KEY_NEG_INF
+        key = key_at(row, asks.listed_ids[e])
         said.listed[e] = logprob_of_key(key, maximum, reciprocal, level)
 
 

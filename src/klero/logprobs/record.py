@@ -90,7 +90,7 @@ class Logprobs:
         return self.listed_ids[part], self.listed[part]
 
     def kept_of(self, i: int) -> tuple[I32, F32]:
-        """Ids and probabilities that the filters left for token i; either is empty where it was not asked for."""
+        """Ids and probabilities that the filters left for token i; empty where neither was asked for."""
         part = slice(self.kept_starts[i], self.kept_starts[i + 1])
         return self.kept_ids[part], self.kept_probs[part]
 

@@ -104,5 +104,4 @@ def _say(logits: F32, logprobs: F32, token: int, asks: Asks, said: Said, r: int)
     said.top_ids[part] = ids = top(logits, int(asks.num_top[r]))
     said.top[part] = logprobs[ids]
     part = slice(asks.listed_starts[r], asks.listed_starts[r + 1])
-    listed = asks.listed_ids[part]
-    said.listed[part] = [logprobs[i] if i < len(logprobs) else -np.inf for i in listed]  # padding
+    said.listed[part] = logprobs[asks.listed_ids[part]]

@@ -5,7 +5,6 @@ float32, float16 and bfloat16; NumPy (bfloat16 also as uint16 bits or as ml_dtyp
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from klero.errors import Fault, LogitsError, ParameterError
+from klero.params.checks import Broken, as_integer
 
 MAX_VOCAB = 2**22
 
@@ -102,9 +102,13 @@ def width_without_padding(padded_from: int | None, width: int) -> int:
     """The columns that are tokens; the others are padding."""
     if padded_from is None:
         return width
-    if isinstance(padded_from, bool) or not hasattr(padded_from, "__index__") or not 1 <= padded_from <= width:
+    try:
+        columns = as_integer(padded_from, "")
+    except Broken:
+        columns = 0
+    if not 1 <= columns <= width:
         raise ParameterError([Fault("padded_from", padded_from, f"must be an integer in [1, {width}], or None")])
-    return operator.index(padded_from)
+    return columns
 
 
 def ids_of(name: str, given: Any, width: int) -> npt.NDArray[np.int32]:

@@ -40,7 +40,7 @@ def contexts_of(
     contexts = {}
     for r, one in enumerate(params):
         if masked[r] or one.rewrites or one.min_tokens or one.decay or one.has_own_filters or one.asks:
-            check_width(one, width)
+            check_width(one, width, padded_from)
             _check_told(one, told, end_token_ids is not None)
             mask = mask_of[r] if mask_of is not None and masked[r] else None
             contexts[r] = Context(one, prompt_of[r], output_of[r], ends, (), mask)

@@ -239,7 +239,7 @@ class Sampler:
             raise RequestError(
                 f"{seat.owner}: {prompt.size + output.size} tokens: the history holds {self.history.max_len}"
             )
-        check_width(params, self.vocab_size)
+        check_width(params, self.vocab_size, self.padded_from)
         (child,) = counters("child", seat.child, 1)
         seed = check_seed("seed", seat.seed)
         faults = []
