@@ -232,12 +232,29 @@ def two_masses(row: Any, maxima: Any, maximum: np.float32, reciprocal: np.float3
     """The masses of a row at temperature 1 and at another one, in one pass. row: plain."""
     first, second = U64(0), U64(0)
     for b in range(maxima.size):
-        block = row[b * BLOCK : (b + 1) * BLOCK]
-        if mass_of_key(maxima[b], maximum, F32(1)) > 0:
-            first += mass_of_block(block, maximum, F32(1))
-        if reciprocal != F32(1) and mass_of_key(maxima[b], maximum, reciprocal) > 0:
+        block, weighs = row[b * BLOCK : (b + 1) * BLOCK], mass_of_key(maxima[b], maximum, F32(1)) > 0
+        if reciprocal == F32(1) or mass_of_key(maxima[b], maximum, reciprocal) == 0:
+            first += mass_of_block(block, maximum, F32(1)) if weighs else U64(0)
+        elif weighs:
+            q, at = two_masses_of_block(block, maximum, reciprocal)
+            first, second = first + q, second + at
+        else:
             second += mass_of_block(block, maximum, reciprocal)
     return first, first if reciprocal == F32(1) else second
+
+
+@kernel
+def two_masses_of_block(block: Any, maximum: np.float32, reciprocal: np.float32) -> tuple[np.uint64, np.uint64]:
+    """The masses of one block at temperature 1 and at another one; summed as in `mass_of_block`."""
+    high, low, high_at, low_at = I32(0), I32(0), I32(0), I32(0)
+    for i in range(block.size):
+        d = I32(flush(bits_of(block[i]))).view(np.float32) - maximum
+        w, at = exp32(d) * TWO_20, exp32(d * reciprocal) * TWO_20
+        h, k = I32(w), I32(at)
+        high, high_at = I32(high + h), I32(high_at + k)
+        low = I32(low + I32((w - F32(h)) * TWO_20))
+        low_at = I32(low_at + I32((at - F32(k)) * TWO_20))
+    return (U64(high) << U64(20)) + U64(low), (U64(high_at) << U64(20)) + U64(low_at)
 
 
 @kernel
