@@ -82,7 +82,7 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one step brought one choice. Put together, the deltas of a choice are its `CompletionOutput`.
+    """What one step brought one choice. Put together, the deltas of a choice are its text, tokens, logprobs and end.
 
     prompt_index: which prompt of the call. index: which of n. text: what can be shown now and is never taken back:
     whole characters, nothing that may still become a stop string; with echo the first begins with the prompt's text.

@@ -11,7 +11,6 @@ from klero.lots.mass.cpu import key_of_bits
 from klero.rows.view.cpu import BLOCK, KEY_MIN, bits_of, block_of, flush_key, largest_of_block
 
 U32 = np.uint32
-BITS_NEG_INF = U32(0xFF800000)
 
 
 @kernel

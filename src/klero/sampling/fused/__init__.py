@@ -3,7 +3,9 @@
 sample_rows(rows [R, V], chosen int64, params [R] of ROW_DTYPE, seeds u64 [R], positions u32 [R], children u32 [R])
 fills token_ids int32 [R], status uint8 [R] (klero.sampling.status) and num_kept int32 [R] at the chosen rows. A bad row
 (NaN, +inf) or an empty one (all -inf) gets token -1 and kept 0, and moves no bit of another row. Greedy rows keep 1.
-rows are read, never written. Agreement: *token* and *set*; both are exact functions of the bits of the row.
+`sample_rewritten_rows` does the same after rules and masks, and `sample_scored_rows` also writes what `Asks` wants into
+`Said` (klero.logprobs), without moving a token. rows are read, never written. Agreement: *token* and *set*; both are
+exact functions of the bits of the row.
 """
 
 from __future__ import annotations
