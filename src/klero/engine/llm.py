@@ -122,9 +122,10 @@ class LLM:
         """Generate as `generate` does, and yield what each step brings each choice, as it comes.
 
         Together, the deltas of a choice are its text, tokens, logprobs and end; sums, prompt logprobs and rows of
-        logits are in the generator's value alone. The first `next` checks and starts everything; the turn lasts until the iterator ends or is closed, and closing it (leaving a for loop over it does, unless
-        somebody keeps it) ends its requests and frees what they hold at once. The generator's value, for `yield from`,
-        is what generate returns.
+        logits are in the generator's value alone. The first `next` checks and starts everything; the turn lasts until
+        the iterator ends or is closed, and closing it (leaving a for loop over it does, unless somebody keeps it)
+        ends its requests and frees what they hold at once. The generator's value, for `yield from`, is what generate
+        returns.
         """
         outputs: dict[str, RequestOutput] = {}
         with self._turn(prompts, params, request_ids, stream=True) as names:

@@ -27,12 +27,12 @@ RAW, MARKED, MASKED = I32(-1), I32(-2), I32(-3)
 class View(NamedTuple):
     """A row seen through its rewriting.
 
-    raw: int32 (float32 bits) or uint16 (bfloat16 bits) [V], never written. starts: int32 [B], for each block where its
-    copy begins, or RAW: read where the model left it; MARKED: to be copied by `read_marked`; MASKED: to be copied
-    through the mask when it is first read. copy: int32 [2 * B * BLOCK], binary32 bits, side by side; state: int64 [2], how much
-    of it is used, and 1 where no logit of the model is -inf. mask: int32 [ceil(V / 32)], bit set where a token is
-    allowed, or int32 [0] for no mask. maxima: int32 [B], the largest key of each block, flushed; of a MASKED one a
-    bound.
+    raw: int32 (float32 bits) or uint16 (bfloat16 bits) [V], never written. starts: int32 [B], for each block where
+    its copy begins, or RAW: read where the model left it; MARKED: to be copied by `read_marked`; MASKED: to be copied
+    through the mask when it is first read. copy: int32 [2 * B * BLOCK], binary32 bits, side by side; state: int64
+    [2], how much of it is used, and 1 where no logit of the model is -inf. mask: int32 [ceil(V / 32)], bit set where
+    a token is allowed, or int32 [0] for no mask. maxima: int32 [B], the largest key of each block, flushed; of a
+    MASKED one a bound.
     """
 
     raw: Any
