@@ -11,9 +11,11 @@ demo: $(READY)  ## four prompts in one batch, each with its own parameters
 	$(BIN)/klero generate --file examples/demo.jsonl
 
 test: $(READY)  ## the tests (fast ones)
+	$(BIN)/python tests/compile.py
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-deep: $(READY)  ## the long property runs as well
+	$(BIN)/python tests/compile.py
 	$(BIN)/python -m pytest -n 2 --dist worksteal --deep
 
 check: $(READY)  ## lint, types, import directions

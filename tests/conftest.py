@@ -26,6 +26,7 @@ def source_hash() -> str:
 # Before klero, and with it Numba, is imported. Subprocesses of tests inherit all of it.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / ".cache" / f"numba-{source_hash()}"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # two workers with two threads each would spin for each other's core
 os.environ.setdefault("KLERO_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -1,7 +1,7 @@
-"""Build the wheel, and try what the README promises of it in empty environments.
+"""Build the wheel, and try what the README promises of it in an empty environment.
 
-With its core dependencies alone it samples; with the extra `engine` and an empty cache, `klero generate` fetches the
-default model and answers, and does it again without a network.
+With its core dependencies alone it samples; once the extra `engine` is there too, with an empty cache, `klero generate`
+fetches the default model and answers, and does it again without a network.
 """
 
 from __future__ import annotations
@@ -43,19 +43,15 @@ def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None, **op
     return subprocess.run([str(c) for c in command], cwd=cwd, env=clean | (env or {}), text=True, **options)
 
 
-def new_environment(place: Path, name: str, *installs: tuple[str | Path, ...]) -> Path:
-    """A fresh environment with these installed, one after the other; its directory of commands."""
-    run(sys.executable, "-m", "venv", place / name, cwd=place, check=True)
-    commands = place / name / "bin"
+def install(place: Path, commands: Path, *what: str | Path) -> None:
+    """Install into the environment with these commands."""
     pip = (commands / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile")
-    for install in installs:
-        run(*pip, "-c", ROOT / "constraints.txt", *install, cwd=place, check=True)
-    return commands
+    run(*pip, "-c", ROOT / "constraints.txt", *what, cwd=place, check=True)
 
 
-def check_library(place: Path, wheel: Path) -> None:
+def check_library(place: Path, commands: Path, wheel: Path) -> None:
     """The core alone: golden rows, and a command that says what it lacks."""
-    commands = new_environment(place, "library", (wheel,))
+    install(place, commands, wheel)
     shutil.copy(ROOT / "tests" / "golden" / "draw.json", place)
     run(commands / "python", "-c", SAMPLE, "draw.json", cwd=place, check=True)
     bare = run(commands / "klero", cwd=place, capture_output=True)
@@ -64,10 +60,11 @@ def check_library(place: Path, wheel: Path) -> None:
     print("wheel: the bare command says what to install")
 
 
-def check_engine(place: Path, wheel: Path) -> None:
+def check_engine(place: Path, commands: Path, wheel: Path) -> None:
     """pip install 'klero[engine]' && klero generate "..."; the second time nothing may come from outside."""
     begin = time.perf_counter()
-    commands = new_environment(place, "engine", ("torch==2.13.0",), (f"{wheel}[engine]",))
+    install(place, commands, "torch==2.13.0")
+    install(place, commands, f"{wheel}[engine]")
     print(f"wheel: klero[engine] installed in {time.perf_counter() - begin:.0f} s")
     env = {"KLERO_CACHE": str(place / "cache"), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(place / "nothing"), "HF_HUB_OFFLINE": "1"}
@@ -86,14 +83,16 @@ def check_engine(place: Path, wheel: Path) -> None:
 
 
 def main() -> None:
-    """Leave nothing behind."""
+    """One environment, from nothing to the engine; leave nothing behind."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", place, ROOT)
         run(*build, cwd=place, check=True, stdout=subprocess.DEVNULL)
         (wheel,) = place.glob("*.whl")
-        check_library(place, wheel)
-        check_engine(place, wheel)
+        run(sys.executable, "-m", "venv", place / "environment", cwd=place, check=True)
+        commands = place / "environment" / "bin"
+        check_library(place, commands, wheel)
+        check_engine(place, commands, wheel)  # in the same one: what has been compiled is not compiled again
 
 
 if __name__ == "__main__":
