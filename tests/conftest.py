@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,29 @@ from hypothesis import HealthCheck, settings
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def kernel_sources() -> list[Path]:
+    """The files that kernels are compiled from: those with a kernel in them, and what these import (of a package what
+    it hands on, too)."""
+    package = ROOT / "src"
+    texts = {path: path.read_text() for path in package.rglob("*.py")}
+    left = kernels = [path for path, text in texts.items() if re.search(r"^@(kernel|inline)\b", text, re.MULTILINE)]
+    found = set(kernels)
+    while left:
+        imports = [re.findall(r"^(?:from|import) (klero[\w.]*)", texts[path], re.MULTILINE) for path in left]
+        names = {name for imported in imports for name in imported}
+        places = [package.joinpath(*name.split(".")) for name in names]
+        files = {file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")}
+        left = [file for file in files & texts.keys() - found if file.name == "__init__.py"]
+        found |= files & texts.keys()
+    return sorted(found)
+
+
 def source_hash() -> str:
-    """A hash of the package's source. Numba's own check of its disk cache sees the file of a function, not the files
-    of the functions it inlines, so every state of the source gets a cache of its own."""
+    """A hash of what kernels are compiled from. Numba's own check of its disk cache sees the file of a function, not
+    the files of the functions it inlines, so every state of them gets a cache of its own."""
     digest = hashlib.sha256()
-    package = ROOT / "src" / "klero"
-    for path in sorted(package.rglob("*.py")):
-        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    for path in kernel_sources():
+        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
