@@ -1,6 +1,6 @@
 """llama.cpp computes the forward, klero batches and samples: every parameter of klero at llama.cpp's speed.
 
-    pip install 'klero[llamacpp]'
+    pip install -c constraints.txt '.[llamacpp]'
     python examples/llamacpp.py [FILE.gguf]
 
 Without a file it takes SmolLM2, the default model.

@@ -1,6 +1,6 @@
 """A benchmark of lm-evaluation-harness, run on klero.
 
-    pip install 'klero[lm-eval]'
+    pip install -c constraints.txt '.[lm-eval]'      # the CPU build of torch first: README, Installing
     python examples/lm_eval_task.py [MODEL] [TASK ...]
 
 Without a task it takes fifty multiple-choice facts that lie in this repository. A task that comes with the harness,

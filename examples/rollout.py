@@ -1,6 +1,6 @@
 """A rollout and a training step on the same weights: which importance ratios come out as 1, and what makes them so.
 
-    pip install 'klero[engine]'
+    pip install -c constraints.txt '.[engine]'      # the CPU build of torch first: README, Installing
     python examples/rollout.py [MODEL] [DTYPE]
 
 A policy gradient weighs each token by exp(trainer's logprob - rollout's logprob). Before the first step both have the

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from klero import finish as finish
-from klero.batch import Slot, Step
+from klero.batch import Seat, Slot, Step
 from klero.errors import (
     BlockError,
     KleroError,
@@ -14,6 +14,7 @@ from klero.errors import (
     ModelError,
     OptionError,
     ParameterError,
+    QueueFullError,
     RequestError,
     SlotError,
 )
@@ -21,7 +22,7 @@ from klero.logprobs import Logprobs, score
 from klero.params import RowParams, SamplingParams
 from klero.sampling.explain import Explanation, explain
 from klero.sampling.filters import SortedRow
-from klero.sampling.sampler import Sampler, SampleState, Seat, TokenUpdate
+from klero.sampling.sampler import Sampler, SampleState, TokenUpdate
 from klero.sampling.stateless import sample
 from klero.sampling.work import Sampled
 
@@ -43,6 +44,7 @@ __all__ = [
     "ModelError",
     "OptionError",
     "ParameterError",
+    "QueueFullError",
     "RequestError",
     "RequestMetrics",
     "RequestOutput",

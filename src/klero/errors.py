@@ -5,6 +5,7 @@ KleroError
 ├── ParameterError (ValueError)     a SamplingParams that breaks a rule; carries every fault at once
 ├── OptionError (ValueError)        an option of a constructor, a function or the environment that breaks a rule
 ├── RequestError (ValueError)       a request that cannot be served: empty prompt, no room, ids out of range
+│   └── QueueFullError              no more requests may wait now; try again later
 ├── LogitsError (ValueError)        an array of logits that is not one: rank, dtype, width
 ├── ModelError (RuntimeError)       a model that cannot be loaded or run
 ├── SlotError (RuntimeError)        a slot read or released by anyone but its owner; no slot free
@@ -82,6 +83,10 @@ class RequestError(KleroError, ValueError):
     """A request that cannot be served, found before it enters a batch."""
 
 
+class QueueFullError(RequestError):
+    """As many requests wait as may; the same one can be asked again later."""
+
+
 class LogitsError(KleroError, ValueError):
     """Logits that cannot be read: rank, dtype, width or device."""
 
@@ -103,8 +108,9 @@ class MissingExtra(KleroError, ImportError):
 
     def __init__(self, extra: str, wanted: str) -> None:
         self.extra, self.wanted = extra, wanted
-        first = " (the CPU build of torch first: README, Installing)" if extra == "engine" else ""
-        super().__init__(f"{wanted} is not installed; pip install 'klero[{extra}]' brings it{first}")
+        first = " (the CPU build of torch first: README, Installing)" if extra in ("engine", "lm-eval") else ""
+        way = f"from a clone: pip install -c constraints.txt '.[{extra}]'{first}"
+        super().__init__(f"{wanted} is not installed; klero[{extra}] brings it; {way}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.extra, self.wanted)

@@ -50,6 +50,17 @@ def test_a_column_goes_back_to_neutral_on_reset():
         columns.write(0, unknown=1)
 
 
+def test_a_column_may_hold_more_than_a_number():
+    columns = Columns(2, {"table": Column(np.int32, 0, (3,)), "pair": Column(np.int8, -1, (2,))})
+    assert columns["table"].shape == (2, 3)
+    columns.write(1, table=[4, 5, 6], pair=[1, 2])
+    assert columns["table"].tolist() == [[0, 0, 0], [4, 5, 6]]
+    assert columns["pair"].tolist() == [[-1, -1], [1, 2]]
+    columns.reset(1)
+    assert columns["table"].tolist() == [[0, 0, 0], [0, 0, 0]]
+    assert columns["pair"].tolist() == [[-1, -1], [-1, -1]]
+
+
 def test_history_appends_rewinds_and_resets():
     history = History(2, 4)
     history.start(0, [7, 8])

@@ -92,7 +92,7 @@ def test_json_lines_are_checked(line, words):
 def test_the_bare_command_says_what_to_install():
     done = klero("generate", "x", block=["typer"])
     assert done.returncode == 1
-    assert "pip install 'klero[engine]'" in done.stderr
+    assert "from a clone: pip install -c constraints.txt '.[engine]'" in done.stderr
 
 
 def test_generating_without_the_engine_says_what_to_install():

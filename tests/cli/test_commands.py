@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from klero.cli import bench, warmup
+from klero.cli import bench, options, warmup
 from klero.cli.app import app
-from klero.engine import LLM
+from klero.engine import LLM, EngineOptions
 from klero.engine.models import fetch as models
 from klero.errors import ModelError, OptionError
 from klero.params import SamplingParams
@@ -40,6 +40,37 @@ def test_help_fits(command, width):
 
 def test_every_command_is_listed():
     assert all(re.search(rf"│ {command} ", run("--help").stdout) for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["score", "x"], ["bench"]])
+def test_commands_that_run_a_model_take_the_same_options_of_the_engine(command, monkeypatch):
+    def load(model, **given):
+        raise ModelError(json.dumps([model, given]))
+
+    monkeypatch.setattr(options, "load", load)
+    silent = {
+        "dtype": "auto", "deterministic": None, "max_num_seqs": 64, "max_num_batched_tokens": 512,
+        "max_model_len": None, "block_size": 16, "num_blocks": None, "enable_prefix_caching": True, "swap_space": 0,
+        "max_microbatch_tokens": None, "max_microbatch_requests": None, "threads": None, "spin": None,
+    }  # fmt: skip
+    asked = {
+        "dtype": "float32", "max_num_seqs": 3, "max_num_batched_tokens": 20, "max_model_len": 7, "block_size": 4,
+        "num_blocks": 5, "swap_space": 0.5, "max_microbatch_tokens": 6, "max_microbatch_requests": 8, "threads": 2,
+        "spin": 9,
+    }  # fmt: skip
+    words = [word for name, value in asked.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    words += ["--no-deterministic", "--no-prefix-caching"]
+    asked |= {"deterministic": False, "enable_prefix_caching": False}
+    for arguments, expected in (([], silent), (words, asked)):
+        with pytest.raises(ModelError) as raised:
+            run(*command, *arguments)
+        assert json.loads(str(raised.value)) == ["smollm2", expected]
+
+
+def test_unset_options_of_the_engine_are_what_it_takes_by_itself():
+    mine = {name: default for name, (_, default) in options.ENGINE_OPTIONS.items() if hasattr(EngineOptions, name)}
+    assert mine.keys() >= {"block_size", "enable_prefix_caching", "swap_space", "max_microbatch_tokens"}
+    assert mine == {name: getattr(EngineOptions(), name) for name in mine}
 
 
 def test_fetch_says_where_things_lie(monkeypatch, tmp_path):

@@ -75,9 +75,16 @@ def test_what_is_said_about_a_token_reaches_its_fields():
     asked = {"logprobs": 0, "prompt_logprobs": -1, "logprobs_mode": "processed", "return_kept": True}
     asked |= {"return_probs": True, "logprob_token_ids": [5, 3, 4]}
     assert seen == [{}, asked]
-    assert set(asked) == set(fields.LOGPROBS)  # no option is left out here
+    assert set(asked) | set(requests.ROWS) == set(fields.LOGPROBS)  # no option is left out here
     assert SamplingParams.from_dict(asked).asked().keys() == asked.keys()
     assert isinstance(CliRunner().invoke(one, ["--logprob-token-ids", "5;3"]).exception, OptionError)
+
+
+@pytest.mark.parametrize("option", ["--return-context-logits", "--return-generation-logits"])
+def test_rows_of_numbers_are_not_printed(option):
+    with pytest.raises(OptionError, match=f"{option}: is rows of numbers, too many to print; ask klero.LLM in Python"):
+        run("generate", "x", option)
+    assert option not in run("generate", "--help")
 
 
 def test_what_is_not_given_is_no_field():

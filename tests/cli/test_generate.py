@@ -171,11 +171,53 @@ def test_the_engine_options_arrive(generate, monkeypatch):
 
     monkeypatch.setattr(klero.engine, "LLM", stop)
     given = {"max_num_seqs": 3, "max_num_batched_tokens": 33, "max_model_len": 99, "block_size": 8, "num_blocks": 55}
-    given |= {"threads": 1, "spin": 10}
+    given |= {"swap_space": 0.25, "max_microbatch_tokens": 7, "max_microbatch_requests": 2, "threads": 1, "spin": 10}
     options = [part for name, value in given.items() for part in ("--" + name.replace("_", "-"), str(value))]
     with pytest.raises(Stop):
-        generate("x", *options, "--dtype", "float32", "--no-deterministic")
-    assert seen == given | {"dtype": "float32", "deterministic": False}
+        generate("x", *options, "--dtype", "float32", "--no-deterministic", "--no-prefix-caching")
+    assert seen == given | {"dtype": "float32", "deterministic": False, "enable_prefix_caching": False}
+
+
+@pytest.mark.parametrize(
+    "words, name, value, unset",
+    [
+        (["--no-prefix-caching"], "enable_prefix_caching", False, True),
+        (["--prefix-caching"], "enable_prefix_caching", True, True),
+        (["--swap-space", "0.25"], "swap_space", 0.25, 0),
+        (["--max-microbatch-tokens", "7"], "max_microbatch_tokens", 7, None),
+        (["--max-microbatch-requests", "2"], "max_microbatch_requests", 2, None),
+    ],
+)
+def test_how_steps_are_batched_reaches_the_engine(generate, monkeypatch, words, name, value, unset):
+    from klero.engine import Engine, llm
+
+    seen = []
+
+    class Stop(Exception):
+        pass
+
+    class Stopped(Engine):
+        def __init__(self, *model, **options):
+            super().__init__(*model, **options)
+            seen.append(getattr(self.options, name))
+            raise Stop
+
+    monkeypatch.setattr(llm, "Engine", Stopped)
+    for given in (words, []):
+        with pytest.raises(Stop):
+            generate("x", *given)
+    assert seen == [value, unset]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--no-prefix-caching"], ["--swap-space", "0.001"], ["--max-microbatch-tokens", "3"],
+     ["--max-microbatch-requests", "1"]],
+)  # fmt: skip
+def test_how_steps_are_batched_changes_no_text(generate, words):
+    asked = ["one text", "one text more", "--json", "--seed", "5", "--temperature", "1"]
+    plain, other = lines(generate(*asked)), lines(generate(*asked, *words))
+    assert [out["token_ids"] for out in plain] == [out["token_ids"] for out in other]
 
 
 def test_threads_and_spin_in_a_process_of_their_own(tiny_model):

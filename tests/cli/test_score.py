@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from klero import LLM, SamplingParams
-from klero.cli import requests
+from klero.cli import requests, show
 from klero.cli import score as command
 from klero.cli.app import app
 from klero.errors import RequestError
@@ -93,6 +93,29 @@ def test_an_empty_prompt_is_a_text(score_lines):
     assert (pair["logprobs"], pair["count"]) == (text["logprobs"], 1)
 
 
+def test_where_no_token_counts_nothing_is_claimed(score_lines):
+    """Nothing precedes the first token, so it has no logprob: no sum, which 0 would be, and no word about greedy."""
+    for line in score_lines({"text": "a"}, {"prompt": "", "continuation": "a"}):
+        assert (line["logprobs"], line["count"]) == ([None], 0)
+        assert (line["sum"], line["is_greedy"]) == (None, None)
+
+
+def test_what_generate_printed_is_scored_as_it_is(score, tiny_model):
+    options = ["--model", tiny_model, "--num-blocks", "32", "--json", "--logprobs", "0", "--prompt-logprobs", "0"]
+    asked = '{"prompt": "the sun"}\n{"prompt_token_ids": [5, 6], "temperature": 0.7, "seed": 1, "n": 2}'
+    options += ["--max-tokens", "4", "--ignore-eos"]
+    printed = CliRunner().invoke(app, ["generate", "--file", "-", *options], input=asked).stdout
+    said, scored = [json.loads(line) for line in printed.splitlines()], lines(score("--file", "-", stdin=printed))
+    assert len(said) == len(scored) == 3
+    assert {name for line in said for name in line} <= show.GENERATED
+    for line, one in zip(said, scored, strict=True):
+        assert list(one)[:2] == ["prompt_token_ids", "token_ids"]
+        assert "text" not in one
+        assert one["token_ids"] == line["token_ids"]
+        assert one["logprobs"] == [entry["raw"] for entry in line["logprobs"]]
+        assert one["sum"] == pytest.approx(line["cumulative_logprob"], abs=1e-9)
+
+
 def test_what_generate_said_is_scored_to_the_same_bits(score_lines, tiny_model):
     params = SamplingParams(temperature=0.7, seed=3, max_tokens=6, logprobs=0, ignore_eos=True)
     (output,) = LLM(tiny_model, num_blocks=32).generate(["the sun"], params)
@@ -117,6 +140,13 @@ def test_lines_of_standard_input(score, monkeypatch, tmp_path):
     assert [line["text"] for line in lines(score(stdin=(tmp_path / "texts").read_bytes()))] == ["one", "two words"]
 
 
+def test_a_dash_is_standard_input(score):
+    assert [line["text"] for line in lines(score("-", stdin="one\ntwo\n"))] == ["one", "two"]
+    assert [line["text"] for line in lines(score("a", "-", "b", stdin="one\n\n"))] == ["a", "one", "b"]
+    with pytest.raises(RequestError, match="can be read once; it is given more than once"):
+        score("-", "-", stdin="x")
+
+
 def test_the_summary(score):
     said = score("ab", "abc").stderr.splitlines()[-1]
     sums = [line["sum"] for line in lines(score("ab", "abc"))]
@@ -134,6 +164,7 @@ def test_a_failed_text_does_not_enter_the_summary():
     )
     line = command._line(bad)
     assert (line["logprobs"], line["sum"], line["error"]) == ([None] * 3, None, "broken")
+    assert line["is_greedy"] is None
 
 
 def test_json_knows_no_infinity():
@@ -149,6 +180,7 @@ def test_json_knows_no_infinity():
         ("x", "line 1: not JSON"),
         ('{"text": "a"}\n\n{"txt": "a"}', "line 3: must be an object with text, or prompt and continuation, or"),
         ('{"text": "a", "prompt": "b"}', "and nothing else"),
+        ('{"prompt_token_ids": [1], "token_ids": [2], "promt": "b"}', "and nothing else"),
         ('{"prompt": "a"}', "must be an object with"),
         ("[1]", "must be an object with"),
         ('{"text": 5}', "text=5: must be a text"),

@@ -11,6 +11,8 @@ def assert_all_free(engine: Engine) -> None:
     assert engine.sampler.slots.num_free == engine.sampler.slots.num_slots
     assert not engine.scheduler.running
     assert not engine.scheduler.waiting
-    if engine.blocks is not None:
-        assert engine.blocks.num_free == engine.blocks.num_blocks
-        assert not engine.blocks.tables.any()
+    assert engine.batch.num_seqs == 0
+    assert not engine.batch.block_tables.any()
+    if engine.kv is not None:
+        assert engine.kv.blocks.num_free == engine.kv.blocks.num_blocks
+        assert engine.kv.host is None or engine.kv.host.num_free == engine.kv.host.num_blocks

@@ -54,7 +54,7 @@ class Watched:
     """A model whose logits are noted under the tokens that led to them; the same tokens must give the same bits."""
 
     def __init__(self, model, seen):
-        self._model, self._ids, self.seen = model, {}, seen
+        self._model, self.history, self.seen = model, None, seen
 
     def __getattr__(self, name):
         return getattr(self._model, name)
@@ -63,12 +63,10 @@ class Watched:
         logits = self._model.forward(step)
         rows = dict(zip(step.logits_rows.tolist(), logits, strict=True))
         for n, slot in enumerate(step.slots.tolist()):
-            ids = self._ids.setdefault(slot, {})
             for t in range(step.query_starts[n], step.query_starts[n + 1]):
                 position = int(step.positions[t])
-                ids[position] = int(step.input_ids[t])
                 if t in rows:
-                    context = tuple(ids[j] for j in range(position + 1))
+                    context = tuple(self.history.ids[slot, : position + 1].tolist())
                     digest = hashlib.sha1(rows[t].contiguous().view(torch.uint8).numpy().tobytes()).digest()
                     assert self.seen.setdefault(context, digest) == digest, f"other bits after {len(context)} tokens"
         return logits
@@ -88,6 +86,7 @@ def requests(vocab_size, num_requests, max_tokens):
 def run(model, seen, asked, *, together=16, churn=False, preempt=0.0, num_blocks=400, **options):
     """The tokens of each request. together: so many at a time; churn: random joins, beside others that leave."""
     engine = Engine(Watched(model, seen), num_blocks=num_blocks, **options)
+    engine.model.history = engine.sampler.history
     source, found, waiting = random.Random(1), {}, list(enumerate(asked))
 
     def step():
@@ -122,6 +121,8 @@ WAYS = {
     "chunks of 16": {"max_num_batched_tokens": 16, "block_size": 4},
     "preempted": {"preempt": 0.2, "max_num_batched_tokens": 40},
     "few blocks": {"max_num_batched_tokens": 512, "block_size": 4, "num_blocks": 160},
+    "nothing cached": {"max_num_batched_tokens": 48, "enable_prefix_caching": False},
+    "microbatches": {"max_microbatch_tokens": 24, "max_microbatch_requests": 3},
 }
 
 

@@ -125,10 +125,12 @@ class EngineMachine(RuleBasedStateMachine):
     def seats_and_blocks_add_up(self):
         engine = self.engine
         assert set(engine.unfinished) == set(self.asked)
-        seated = [c.slot.index for r in engine._requests.values() for c in r.choices if c.slot is not None]
-        assert len(seated) == engine.sampler.slots.num_slots - engine.sampler.slots.num_free
-        if engine.blocks is not None:
-            assert engine.blocks.num_free == NUM_BLOCKS - int(engine.blocks.counts[np.array(seated, int)].sum())
+        choices = [choice for request in engine._requests.values() for choice in request.choices]
+        seated = [choice.slot for choice in choices if choice.slot is not None]
+        assert len(seated) == engine.sampler.slots.num_slots - engine.sampler.slots.num_free == engine.batch.num_seqs
+        if engine.kv is not None:
+            held = {block for choice in choices for block in choice.held.block_ids}
+            assert engine.kv.blocks.num_free == NUM_BLOCKS - len(held)
 
     def teardown(self):
         while self.asked:

@@ -31,7 +31,7 @@ def test_prompts_come_in_every_shape():
         ("text", "tokenizer"),
         ("a\ud800", "surrogate"),
         (5, "must be a text"),
-        ({1: 2}, "must be a text"),
+        ({1: 2}, "a prompt as a dict: 1: unknown"),
         ([None], "None: must be an integer"),
         ([[1.7]], "1.7: must be an integer"),
         ([[np.True_]], "must be an integer"),

@@ -198,9 +198,13 @@ def spoilt(kind, prompt_starts, position, change):
                 begin, last = int(step.query_starts[n]), int(step.query_starts[n + 1]) - 1
                 if step.positions[begin] == 0:
                     self.first[slot] = int(step.input_ids[begin])
-                if self.first[slot] == prompt_starts and step.positions[last] + 1 == position and last in row_of:
+                if self.first.get(slot) == prompt_starts and step.positions[last] + 1 == position and last in row_of:
                     change(logits[row_of[last]])
             return logits
+
+        def release(self, slot):
+            self.first.pop(slot, None)  # whoever sits there next may begin behind a cached prefix
+            super().release(slot)
 
     model = model_of(Spoilt)
     model.first = {}

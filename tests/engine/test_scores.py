@@ -354,15 +354,6 @@ def test_abort_keeps_what_was_said():
     assert_all_free(engine)
 
 
-def test_abort_of_what_never_ran_says_nothing():
-    engine = Engine(ToyModel())
-    engine.add_request("a", [1, 2], SamplingParams(max_tokens=0, prompt_logprobs=1, return_context_logits=True))
-    output = engine.abort("a")
-    assert output.prompt_logprobs.token_ids.tolist() == [1, 2]
-    assert not output.context_mask.any()
-    assert np.isnan(output.context_logits).all()
-
-
 def test_the_deltas_come_to_the_answer():
     llm = LLM(ToyModel(), max_num_batched_tokens=3)
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=6, n=2, prompt_logprobs=0, **ALL)

@@ -22,7 +22,7 @@ async def all_free(llm):
     engine = llm.llm.engine
     for _ in range(500):
         if engine.num_unfinished == 0 and engine.sampler.slots.num_free == engine.sampler.slots.num_slots:
-            assert engine.blocks is None or engine.blocks.num_free == engine.blocks.num_blocks
+            assert engine.kv is None or engine.kv.blocks.num_free == engine.kv.blocks.num_blocks
             return
         await asyncio.sleep(0.01)
     raise AssertionError(f"{engine.num_unfinished} requests are left")

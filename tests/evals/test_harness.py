@@ -12,7 +12,7 @@ from klero import LLM, SamplingParams
 from klero.errors import ModelError, OptionError, ParameterError, RequestError
 from klero.testing.models import ToyModel
 
-pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'klero[lm-eval]'")
+pytest.importorskip("lm_eval", reason="lm-eval is not installed: make lm-eval")
 
 FACTS = Path(__file__).resolve().parents[1] / "data" / "facts"
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klero import LLM, SamplingParams
-from klero.errors import RequestError
+from klero.errors import OptionError, RequestError
 from klero.evals import Pair, Scored, join_pair, score_pairs, windows
 from klero.testing.models import ToyModel
 
@@ -30,11 +30,17 @@ def made(logprobs, greedy, first):
 
 @pytest.mark.parametrize(
     "first, total, count, is_greedy",
-    [(0, -3.5, 3, False), (1, -3.5, 3, False), (2, -2.5, 2, True), (3, -2.0, 1, True), (4, 0.0, 0, True)],
+    [(0, -3.5, 3, False), (1, -3.5, 3, False), (2, -2.5, 2, True), (3, -2.0, 1, True)],
 )
 def test_what_counts_is_from_first_on_and_never_token_0(first, total, count, is_greedy):
     scored = made([np.nan, -1, -0.5, -2], [False, False, True, True], first)
     assert (scored.total, scored.count, scored.is_greedy) == (total, count, is_greedy)
+
+
+def test_where_no_token_counts_there_is_no_sum(llm):
+    for scored in (made([np.nan, -1], [False, True], 2), *score_pairs(llm, [Pair([5], 0)])):
+        assert (scored.count, scored.is_greedy) == (0, None)
+        assert np.isnan(scored.total)
 
 
 def test_an_impossible_token_makes_the_sum_so():
@@ -79,6 +85,23 @@ def test_a_pair_that_cannot_be_scored_is_named(llm):
         score_pairs(llm, [Pair([1], 0), Pair([50], 0)])
 
 
+@pytest.mark.parametrize(
+    "pair, words",
+    [
+        (Pair([1, 2, 3], -1), r"pairs\[1\].first=-1: must be an integer in \[0, 2\]"),
+        (Pair([1, 2, 3], 3), r"pairs\[1\].first=3: must be an integer in \[0, 2\]"),  # nothing would be scored
+        (Pair([1, 2, 3], 1.0), r"pairs\[1\].first=1.0: must be an integer"),
+        (Pair([], 0), r"pairs\[1\].first=0: there is no token to score"),
+        ("text", r"pairs\[1\]='text': must be a Pair; join_pair\(llm, context, continuation\) makes one"),
+        (([1, 2], 0), r"must be a Pair"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_pair_is_refused(llm, pair, words):
+    with pytest.raises(RequestError, match=words):
+        score_pairs(llm, [Pair([1], 0), pair])
+
+
 def test_a_failed_row_is_an_error_of_its_own():
     class Broken(ToyModel):
         def rows(self, states):
@@ -92,6 +115,7 @@ def test_a_failed_row_is_an_error_of_its_own():
     bad, good = score_pairs(LLM(Broken(vocab_size=8)), [Pair([1, 2, 3], 1), Pair([2, 2, 3], 1)])
     assert "NaN" in bad.error
     assert good.error is None
+    assert (np.isnan(bad.total), bad.is_greedy) == (True, None)
     assert np.isfinite(good.total)
 
 
@@ -117,6 +141,8 @@ def test_windows_by_eye():
     assert list(windows([1, 2, 3, 4, 5, 6, 7], 0, 4)) == [([0, 1, 2, 3], 1), ([3, 4, 5, 6], 1), ([4, 5, 6, 7], 3)]
     assert list(windows([1, 2, 3], 0, 4)) == [([0, 1, 2, 3], 1)]
     assert list(windows([], 0, 4)) == []
+    with pytest.raises(OptionError, match="room=1: must be at least 2"):
+        list(windows([1], 0, 1))
 
 
 @given(st.integers(0, 60), st.integers(2, 20))

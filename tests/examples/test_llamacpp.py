@@ -38,7 +38,7 @@ def test_it_runs_on_a_fake_of_the_api(monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.smollm2
-@pytest.mark.skipif(not have_package, reason="llama-cpp-python is not installed: pip install 'klero[llamacpp]'")
+@pytest.mark.skipif(not have_package, reason="llama-cpp-python is not installed: pip install '.[llamacpp]'")
 def test_it_runs_on_the_default_model():
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, check=True, env=environ)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import tiny_model
 
-pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'klero[lm-eval]'")
+pytest.importorskip("lm_eval", reason="lm-eval is not installed: make lm-eval")
 __all__ = ["tiny_model"]
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "lm_eval_task.py"

@@ -89,6 +89,15 @@ def test_listed_ids_in_the_order_asked(backend):
     assert said.top_ids.size == 0
 
 
+def test_a_repeated_listed_id_counts_once(backend):
+    for listed in ([3, 1, 3, 1], np.array([3, 3, 1])):
+        said = [score(np.repeat(ROW, 2, 0), [0, 1], listed=ids, backend=backend) for ids in (listed, [3, 1])]
+        assert [one.listed_of(1)[0].tolist() for one in said] == [[3, 1], [3, 1]]
+        assert said[0].listed.tolist() == said[1].listed.tolist() == near([-3.993414, -1.243414] * 2)
+    asked = SamplingParams(logprob_token_ids=[3, 1, 3, 1])
+    assert sample(ROW, asked, positions=0, backend=backend).logprobs.listed_ids.tolist() == [3, 1]
+
+
 def test_rank_counts_the_strictly_greater(backend):
     for token, right in ((0, 1), (1, 1), (2, 3), (3, 4)):
         said = score(np.float32([[3, 3, 1, 0]]), [token], backend=backend)
@@ -97,13 +106,15 @@ def test_rank_counts_the_strictly_greater(backend):
 
 
 def test_probabilities_only_where_they_were_asked_for(backend):
-    said = drawn(backend, FOUR, temperature=1, top_k=2, return_kept=True).logprobs
-    assert said.kept_ids.tolist() == [0, 1]
+    result = drawn(backend, FOUR, temperature=1, top_k=2, return_kept=True)
+    said = result.logprobs
+    assert (said.kept_ids.tolist(), said.num_kept.tolist(), result.probs) == ([0, 1], [2], None)
     assert np.isnan(said.kept_probs).all()
     assert np.isnan(said.sampled).all()
     assert said.rank.tolist() == [0]
     assert said[0] == {}
-    assert drawn(backend, FOUR, temperature=1).logprobs is None
+    assert drawn(backend, FOUR, temperature=1, logprobs=1).probs is None
+    assert drawn(backend, FOUR, temperature=1).logprobs is drawn(backend, FOUR, temperature=1).probs is None
 
 
 def test_rows_that_ask_stand_beside_rows_that_do_not(backend):
@@ -218,6 +229,42 @@ def test_what_cannot_be_scored_is_named(backend, given_, name):
 def test_the_sum_leaves_out_tokens_without_a_logprob(backend):
     said = score(np.float32([[0, np.nan], [1, 1], [1, 1]]), [0, 1, 1], backend=backend)
     assert said.cumulative == near(-2 * 0.693147)
+    assert np.isnan([said.rows(0, 1).cumulative, said.rows(0, 0).cumulative]).all()  # nothing is said, and not 0
+    assert np.isnan(drawn(backend, FOUR, temperature=1, return_kept=True).logprobs.cumulative)
+
+
+def test_tokens_are_counted_as_in_a_list(backend):
+    asked = {"temperature": 1, "logprobs": 2, "logprob_token_ids": [3], "return_kept": True}
+    params = [SamplingParams(**asked, top_k=k) for k in (1, 2, 3)]
+    said = sample(np.repeat(FOUR, 3, 0), params, positions=0, seeds=1, backend=backend).logprobs
+    assert [said.kept_of(i)[0].tolist() for i in (-3, -2, -1)] == [[0], [0, 1], [0, 1, 2]]
+    assert [len(said.top_of(i)[0]) for i in (-3, -1, np.int64(1))] == [2, 2, 2]
+    assert [said.listed_of(i)[0].tolist() for i in (-2, -1)] == [[3], [3]]
+    assert said[-1] == said[2]
+    for read in (said.__getitem__, said.top_of, said.listed_of, said.kept_of):
+        for i in (3, -4):
+            with pytest.raises(IndexError, match="there are 3 tokens"):
+                read(i)
+        with pytest.raises(TypeError, match=r"an integer; rows\(first, last\) takes a part"):
+            read(slice(0, 2))
+
+
+def test_a_part_has_the_bounds_of_a_slice(backend):
+    params = [SamplingParams(temperature=1, logprobs=k, return_kept=True, top_k=k) for k in (1, 2, 3)]
+    said = sample(np.repeat(FOUR, 3, 0), params, positions=0, seeds=1, backend=backend).logprobs
+    for first, last in ((-2, 3), (0, -1), (1, 99), (-99, 2), (2, 1), (5, 9), (-1, 0)):
+        part, right = said.rows(first, last), list(range(3))[first:last]
+        assert part.num_kept.tolist() == [r + 1 for r in right]
+        assert [part.kept_of(i)[0].tolist() for i in range(len(part))] == [list(range(r + 1)) for r in right]
+        assert [part.top_of(i)[0].tolist() for i in range(len(part))] == [list(range(r + 1)) for r in right]
+
+
+def test_the_distribution_alone_whatever_is_drawn(backend):
+    asked = SamplingParams(temperature=1, top_p=0.75, return_probs=True)
+    drawn = [sample(FOUR, asked, positions=0, seeds=seed, backend=backend) for seed in range(8)]
+    assert {int(one.token_ids[0]) for one in drawn} == {0, 1}
+    assert [one.probs.ids.tolist() for one in drawn] == [[0, 1]] * 8
+    assert [one.probs.values.tolist() for one in drawn] == [near([0.625, 0.375])] * 8
 
 
 def test_probabilities_of_a_batch(backend):
@@ -227,6 +274,13 @@ def test_probabilities_of_a_batch(backend):
     ).probs  # fmt: skip
     assert (probs.starts.tolist(), probs.ids.tolist()) == ([0, 2, 4], [0, 1, 0, 1])
     assert probs.values.tolist() == near([0.625, 0.375] * 2)
+
+
+def test_a_kept_set_alone_has_no_probabilities_beside_a_row_that_has(backend):
+    params = [SamplingParams(temperature=1, top_k=2, return_kept=kept, return_probs=not kept) for kept in (True, False)]
+    probs = sample(np.repeat(FOUR, 2, 0), params, positions=0, seeds=1, backend=backend).probs
+    assert (probs.starts.tolist(), probs.ids.tolist()) == ([0, 0, 2], [0, 1])
+    assert probs.values.tolist() == near([0.625, 0.375])
 
 
 @pytest.mark.parametrize("asked", [{"logprobs": 4}, {"logprob_token_ids": [3]}], ids=str)

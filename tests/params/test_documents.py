@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from klero import SamplingParams
-from klero.params.aliases import ALIASES, RESERVED
+from klero.params.aliases import ALIASES, NEAREST, RESERVED
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FIELDS = {field.name for field in dataclasses.fields(SamplingParams)}
@@ -40,6 +40,13 @@ def test_what_is_reserved_is_not_a_field():
 def test_the_names_of_porting_are_fields():
     for row in rows_of("porting.md", "Names"):
         assert set(row[0].split(", ")) <= FIELDS, row[0]
+
+
+def test_what_errors_suggest_is_in_porting():
+    assert set(NEAREST.values()) <= FIELDS
+    for name, field in NEAREST.items():
+        assert name not in FIELDS | set(ALIASES)
+        assert any(name in " ".join(row[1:]) and field in row[0] for row in rows_of("porting.md", "Logprobs")), name
 
 
 @pytest.mark.parametrize("title", ["Names", "Defaults", "Penalties"])

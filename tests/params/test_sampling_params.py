@@ -8,13 +8,13 @@ import pytest
 
 from klero import ParameterError, SamplingParams
 from klero.params import Vector
-from klero.params.aliases import ALIASES, RESERVED
+from klero.params.aliases import ALIASES, NEAREST, RESERVED
 
 NAN, INF = float("nan"), float("inf")
 NOT_NUMBERS = ["1", "", b"1", [1], (), {}, len, 1j, np.array([1.0, 2.0])]
 NOT_REAL = [*NOT_NUMBERS, True, False, np.True_, NAN, INF, -INF, np.float32(NAN), np.float64(INF), 10**400]
 NOT_INTEGERS = [*NOT_NUMBERS, True, False, np.True_, NAN, INF, 1.0, 1.5, np.float64(2), fractions.Fraction(3, 2)]
-NOT_BOOLEANS = [0, 1, "true", "", 1.0, NAN, [], np.True_]
+NOT_BOOLEANS = [0, 1, "true", "", 1.0, NAN, [], np.int8(1), np.array([True])]
 BELOW_0, BELOW_1, ABOVE_1 = -5e-324, float(np.nextafter(1.0, 0)), float(np.nextafter(1.0, 2))
 
 GOOD = {
@@ -196,8 +196,9 @@ def test_bad_values_are_one_fault_that_names_field_value_and_rule(field, value):
 
 @pytest.mark.parametrize("field", SWITCHES)
 def test_switches(field):
-    assert getattr(SamplingParams(**{field: True}), field) is True
-    assert getattr(SamplingParams(**{field: False}), field) is False
+    for on, off in ((True, False), (np.True_, np.False_)):
+        assert getattr(SamplingParams(**{field: on}), field) is True
+        assert getattr(SamplingParams(**{field: off}), field) is False
 
 
 @pytest.mark.parametrize("field", UNSET)
@@ -227,6 +228,9 @@ def test_unknown_fields_are_faults_that_suggest_the_near_one():
         SamplingParams(temprature=1)
     with pytest.raises(ParameterError, match=r"max_new_token=.*max_new_tokens"):
         SamplingParams(max_new_token=1)
+    for name, field in NEAREST.items():
+        with pytest.raises(ParameterError, match=rf"{name}=1: is not a field .*; did you mean {field}\? docs/porting"):
+            SamplingParams(**{name: 1})
     with pytest.raises(ParameterError) as caught:
         SamplingParams(zzqx=1)
     assert "did you mean" not in str(caught.value)

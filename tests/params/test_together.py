@@ -35,7 +35,7 @@ def test_a_mode_of_logprobs_needs_logprobs():
         assert SamplingParams(logprobs_mode="processed", **fields).logprobs_mode == "processed"
     for fields in ({}, {"logprob_token_ids": []}, {"return_kept": True, "return_probs": True}):
         assert faults_of(logprobs_mode="processed", **fields) == ["logprobs_mode"]
-    with pytest.raises(ParameterError, match=r"='processed': means nothing without .*prompt_logprobs are always raw"):
+    with pytest.raises(ParameterError, match=r"without .* \(logprobs=0 is enough\).* are always raw"):
         SamplingParams(logprobs_mode="processed", prompt_logprobs=1)
     assert SamplingParams(logprobs_mode="raw") == SamplingParams()  # what it is unset
 

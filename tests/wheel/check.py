@@ -56,7 +56,7 @@ def check_library(place: Path, commands: Path, wheel: Path) -> None:
     run(commands / "python", "-c", SAMPLE, "draw.json", cwd=place, check=True)
     bare = run(commands / "klero", cwd=place, capture_output=True)
     assert bare.returncode == 1, bare
-    assert "pip install 'klero[engine]'" in bare.stderr, bare.stderr
+    assert "pip install -c constraints.txt '.[engine]'" in bare.stderr, bare.stderr
     print("wheel: the bare command says what to install")
 
 

@@ -1,76 +1,157 @@
-"""Blocks: which paged KV blocks a slot holds. Accounting only; the memory belongs to the model."""
+"""Blocks: which blocks of one pool of K/V memory are free, held, shared or cached. Accounting only."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import numpy as np
-import numpy.typing as npt
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from klero.errors import BlockError
 
 
 class Blocks:
-    """A free list of KV blocks and the block table of every slot.
+    """One pool of blocks, numbered 0 .. num_blocks - 1, with an owner count each and a cache of finished contents.
 
-    tables: int32 [S, max_blocks], unused places 0; counts: int32 [S], blocks each slot holds.
+    A block is *out* while it has owners. A block that was registered under a key stays findable when its last owner
+    leaves: it is free then, and still cached, until `allocate` needs it. Everything is O(1) a block. num_queries,
+    num_hits: blocks that `find` was asked for, and had. num_evictions: cached contents given up for room.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, num_slots: int, max_len: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 1 or block_size < 1:
             raise BlockError(f"num_blocks={num_blocks}, block_size={block_size}: both must be >= 1")
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.tables = np.zeros((num_slots, -(-max_len // block_size)), np.int32)
-        self.counts = np.zeros(num_slots, np.int32)
-        self._free = np.arange(num_blocks, dtype=np.int32)[::-1].copy()  # a stack; its top is num_free - 1
-        self._num_free = num_blocks
+        self.num_queries = self.num_hits = self.num_evictions = 0
+        self._owners = [0] * num_blocks
+        self._keys: list[bytes | None] = [None] * num_blocks
+        self._block_of_key: dict[bytes, int] = {}
+        self._blank = list(range(num_blocks))[::-1]  # free without content; a stack
+        self._resting: OrderedDict[int, None] = OrderedDict()  # free and cached; the first is evicted first
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds."""
-        return self._num_free
+        """Blocks that nobody holds, the cached ones among them included."""
+        return len(self._blank) + len(self._resting)
 
-    def missing(self, index: int, num_tokens: int) -> int:
-        """Blocks a slot still needs before it can hold num_tokens."""
-        return max(0, -(-num_tokens // self.block_size) - int(self.counts[index]))
+    @property
+    def num_cached(self) -> int:
+        """Blocks that can be found, held or not."""
+        return len(self._block_of_key)
 
-    def grow(self, index: int, num_tokens: int) -> bool:
-        """Give a slot the blocks for num_tokens; False, and nothing changed, when there are not enough."""
-        needed = self.missing(index, num_tokens)
-        if needed > self._num_free:
-            return False
-        count = int(self.counts[index])
-        if count + needed > self.tables.shape[1]:
-            longest = self.tables.shape[1] * self.block_size
-            raise BlockError(f"slot {index}: {num_tokens} tokens are more than a block table holds ({longest})")
-        taken = self._free[self._num_free - needed : self._num_free][::-1]
-        self.tables[index, count : count + needed] = taken
-        self.counts[index] += needed
-        self._num_free -= needed
-        return True
+    @property
+    def hit_rate(self) -> float:
+        """Blocks found of all blocks asked for; 0 before the first question."""
+        return self.num_hits / self.num_queries if self.num_queries else 0.0
 
-    def release(self, index: int) -> int:
-        """Take all blocks back from a slot and clear its table; return how many there were."""
-        count = int(self.counts[index])
-        if self._num_free + count > self.num_blocks:
-            out = self.num_blocks - self._num_free
-            raise BlockError(f"slot {index}: {count} blocks come back, but only {out} are out")
-        self._free[self._num_free : self._num_free + count] = self.tables[index, :count][::-1]
-        self._num_free += count
-        self.tables[index, :count] = 0
-        self.counts[index] = 0
-        return count
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` blocks, each with one owner: blank ones first, then the least recently used cached ones.
 
-    def keep(self, indices: Iterable[int]) -> None:
-        """Take the blocks of every slot but these, whatever was cut short before."""
-        kept = list(indices)
-        gone = np.ones(len(self.counts), bool)
-        gone[kept] = False
-        self.tables[gone], self.counts[gone] = 0, 0
-        held = {int(block) for index in kept for block in self.held(index)}
-        free = [block for block in range(self.num_blocks) if block not in held]
-        self._free[: len(free)], self._num_free = free[::-1], len(free)
+        Raises BlockError, and takes none, when fewer are free.
+        """
+        if not 0 <= count <= self.num_free:
+            raise BlockError(f"{count} blocks wanted: {self.num_free} of {self.num_blocks} are free; release some")
+        start = max(0, len(self._blank) - count)
+        taken = self._blank[start:][::-1]
+        del self._blank[start:]
+        while len(taken) < count:
+            taken.append(self._evict())
+        owners = self._owners
+        for block in taken:
+            owners[block] = 1
+        return taken
 
-    def held(self, index: int) -> npt.NDArray[np.int32]:
-        """The blocks of a slot, in order; a copy."""
-        return self.tables[index, : self.counts[index]].copy()
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Give each block one more owner; a cached block that nobody holds is out again.
+
+        Raises BlockError, and changes nothing, for a block that is neither out nor cached.
+        """
+        wanted = list(block_ids)
+        for block in wanted:
+            if not 0 <= block < self.num_blocks or (self._owners[block] == 0 and self._keys[block] is None):
+                raise BlockError(f"block {block} is neither held nor cached, so it cannot be shared; allocate one")
+        for block in wanted:
+            if self._owners[block] == 0:
+                del self._resting[block]
+            self._owners[block] += 1
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Take one owner from each block; `block_ids` in the order of their sequence.
+
+        The last of them is the first to be evicted: a prefix is worth more than what follows it. Raises BlockError,
+        and changes nothing, when a block has fewer owners than that.
+        """
+        owners, freed = self._owners, []
+        for done, block in enumerate(reversed(block_ids)):
+            if not 0 <= block < self.num_blocks or owners[block] == 0:
+                for other in islice(reversed(block_ids), done):
+                    owners[other] += 1
+                raise BlockError(f"block {block} comes back, but it is not out, or not that often; release it once")
+            owners[block] -= 1
+            if owners[block] == 0:
+                freed.append(block)
+        for block in freed:
+            if self._keys[block] is None:
+                self._blank.append(block)
+            else:
+                self._resting[block] = None
+
+    def num_owners(self, block: int) -> int:
+        """How many hold a block; 0 for a block that is free, or that is not of this pool."""
+        return self._owners[block] if 0 <= block < self.num_blocks else 0
+
+    def is_registered(self, block: int) -> bool:
+        """Whether a block can be found, and so must not be written."""
+        return self._keys[block] is not None
+
+    def register(self, block: int, key: bytes) -> None:
+        """Make a block findable: its content is complete, and `key` names it.
+
+        A second block with the same content stays unregistered. Raises BlockError for a block that is not out, or that
+        is registered under another key.
+        """
+        if self.num_owners(block) == 0:
+            raise BlockError(f"block {block} is not out, so it has no content to register; register before release")
+        if self._keys[block] not in (None, key):
+            raise BlockError(f"block {block} is registered under another key; unregister it before it is written")
+        if self._block_of_key.setdefault(key, block) == block:
+            self._keys[block] = key
+
+    def unregister(self, block: int) -> None:
+        """Let a block be found no more, because it will be written; a block that is not registered stays as it is."""
+        key = self._keys[block]
+        if key is not None:
+            self._keys[block] = None
+            del self._block_of_key[key]
+            if self._owners[block] == 0:
+                del self._resting[block]
+                self._blank.append(block)
+
+    def find(self, keys: Sequence[bytes]) -> list[int]:
+        """Return the blocks of the longest prefix of `keys` that is cached; nobody owns them more than before."""
+        found: list[int] = []
+        for key in keys:
+            block = self._block_of_key.get(key)
+            if block is None:
+                break
+            found.append(block)
+        self.num_queries += len(keys)
+        self.num_hits += len(found)
+        return found
+
+    def forget(self) -> None:
+        """Drop every cached content, as when the weights change; owners keep their blocks."""
+        for block in self._block_of_key.values():
+            self._keys[block] = None
+        self._block_of_key.clear()
+        self._blank.extend(self._resting)
+        self._resting.clear()
+
+    def _evict(self) -> int:
+        """Take the least recently used block that is cached and free, without its content."""
+        block, _ = self._resting.popitem(last=False)
+        key = self._keys[block]
+        assert key is not None
+        self._keys[block] = None
+        del self._block_of_key[key]
+        self.num_evictions += 1
+        return block

@@ -15,8 +15,8 @@ def main() -> None:
         import typer  # noqa: F401
     except ImportError:
         sys.exit(
-            "The klero command needs typer and tqdm; pip install 'klero[engine]' brings them and the engine "
-            "(the CPU build of torch first), 'klero[cli]' brings them alone"
+            "The klero command needs typer and tqdm. klero[engine] brings them and the engine, klero[cli] them alone; "
+            "from a clone: pip install -c constraints.txt '.[engine]' (CPU torch first: README, Installing)"
         )
     from klero.cli.app import run
 

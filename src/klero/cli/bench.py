@@ -59,6 +59,7 @@ class Measured:
 
 
 @takes(SHAPING)
+@o.takes_engine
 def bench(
     model: Annotated[str, typer.Argument(help=o.MODEL)] = "smollm2",
     requests: Requests = 16,
@@ -66,14 +67,8 @@ def bench(
     new_tokens: NewTokens = 64,
     repeat: Repeat = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    dtype: o.Dtype = "auto",
-    deterministic: o.Deterministic = None,
-    max_num_seqs: o.MaxNumSeqs = 64,
-    max_num_batched_tokens: o.MaxNumBatchedTokens = 512,
-    block_size: o.BlockSize = 16,
-    num_blocks: o.NumBlocks = None,
-    threads: o.Threads = None,
-    spin: o.Spin = None,
+    *,
+    engine: o.EngineOptions,
     **fields: Any,
 ) -> None:
     """Measure tokens/s, the time to the first token and the share of each part of a step.
@@ -85,11 +80,7 @@ def bench(
         if value < 1:
             raise OptionError(f"--{name.replace('_', '-')}={value}: must be at least 1")
     params = SamplingParams.from_dict(fields or {"temperature": 1.0, "top_p": 0.9})
-    llm, _ = o.load(
-        model, dtype=dtype, deterministic=deterministic, max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens, block_size=block_size, num_blocks=num_blocks,
-        threads=threads, spin=spin,
-    )  # fmt: skip
+    llm, _ = o.load(model, **engine)
     measured = measure(llm, model, params, **sizes)
     if as_json:
         print(json.dumps(asdict(measured)))

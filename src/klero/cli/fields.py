@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -21,8 +21,8 @@ def _option(kind: Any, panel: str, text: str) -> Any:
     return Annotated[kind | None, typer.Option(rich_help_panel=panel, help=text)]
 
 
-def _flag(name: str, panel: str, text: str) -> Any:
-    return Annotated[bool | None, typer.Option(name, rich_help_panel=panel, help=text)]
+def _flag(name: str, panel: str, text: str, *, hidden: bool = False) -> Any:
+    return Annotated[bool | None, typer.Option(name, rich_help_panel=panel, help=text, hidden=hidden)]
 
 
 SHAPING = {
@@ -63,6 +63,8 @@ LOGPROBS = {
     "prompt_logprobs": _option(int, SAID, "The same of the prompt's tokens, always raw."),
     "return_kept": _flag("--return-kept", SAID, "The ids that the filters left."),
     "return_probs": _flag("--return-probs", SAID, "The same ids and their probabilities."),
+    "return_context_logits": _flag("--return-context-logits", SAID, "Refused, see READ.", hidden=True),
+    "return_generation_logits": _flag("--return-generation-logits", SAID, "Refused, see READ.", hidden=True),
 }
 
 
@@ -79,17 +81,31 @@ def takes(*tables: dict[str, Any]) -> Callable[[Callable[..., None]], Callable[.
             fields = {name: given.pop(name) for name in options}
             command(**given, **read_fields(fields))
 
-        hints = get_type_hints(command, include_extras=True)
-        own = [p.replace(annotation=hints[p.name]) for p in inspect.signature(command).parameters.values()]
-        named = inspect.Parameter.KEYWORD_ONLY
-        added = [inspect.Parameter(name, named, default=None, annotation=kind) for name, kind in options.items()]
-        kept = [p.replace(kind=named) for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        parameters = [*added, *kept]  # help shows panels in this order
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in parameters}
-        return run
+        added = [parameter(name, kind, None) for name, kind in options.items()]
+        kept = [p for p in parameters_of(command) if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        return signed(run, [*added, *kept])  # help shows panels in this order
 
     return decorate
+
+
+def parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
+    """One more parameter of a command."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def parameters_of(command: Callable[..., None]) -> list[inspect.Parameter]:
+    """The parameters of a command, with annotations that are no strings."""
+    hints = get_type_hints(command, include_extras=True)
+    return [p.replace(annotation=hints[p.name]) for p in inspect.signature(command).parameters.values()]
+
+
+def signed(run: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> Callable[..., None]:
+    """Let a function that takes anything by name look as if it took these."""
+    rest = inspect.Parameter.VAR_KEYWORD
+    named = [p if p.kind is rest else p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    run.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in named}
+    return run
 
 
 def read_fields(given: dict[str, Any]) -> dict[str, Any]:
@@ -125,6 +141,13 @@ def _ids(option: str) -> Callable[[list[str]], list[int]]:
     return lambda texts: [token_id for text in texts for token_id in ids_of(option, text)]
 
 
+def _rows(option: str) -> Callable[[Any], Any]:
+    def refuse(_: Any) -> Any:
+        raise OptionError(f"{option}: is rows of numbers, too many to print; ask klero.LLM in Python")
+
+    return refuse
+
+
 def _as_it_is(value: Any) -> Any:
     return value
 
@@ -134,4 +157,6 @@ READ: dict[str, Callable[[Any], Any]] = {
     "bad_token_ids": _bad,
     "allowed_token_ids": _ids("--allowed-token-ids"),
     "logprob_token_ids": _ids("--logprob-token-ids"),
+    "return_context_logits": _rows("--return-context-logits"),
+    "return_generation_logits": _rows("--return-generation-logits"),
 }

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 @takes(SHAPING, SEED, FILTERS, REWRITING, BAD_WORDS, LOGPROBS)
+@o.takes_engine
 def generate(
     prompts: Annotated[
         list[str] | None, typer.Argument(help='Texts to continue; "-": standard input.', show_default=False)
@@ -42,15 +43,8 @@ def generate(
     ignore_eos: o.IgnoreEos = False,
     include_stop: o.IncludeStop = False,
     echo: o.Echo = False,
-    dtype: o.Dtype = "auto",
-    deterministic: o.Deterministic = None,
-    max_num_seqs: o.MaxNumSeqs = 64,
-    max_num_batched_tokens: o.MaxNumBatchedTokens = 512,
-    max_model_len: o.MaxModelLen = None,
-    block_size: o.BlockSize = 16,
-    num_blocks: o.NumBlocks = None,
-    threads: o.Threads = None,
-    spin: o.Spin = None,
+    *,
+    engine: o.EngineOptions,
     **fields: Any,
 ) -> None:
     """Continue every prompt, all in one batch, and print text, finish reason, seed and tokens/s.
@@ -67,11 +61,7 @@ def generate(
     asked = read(prompts or [], file, fields, chat=chat)
     if not as_json:
         _refuse_what_text_cannot_show(asked)
-    llm, loading = o.load(
-        model, dtype=dtype, deterministic=deterministic, max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len, block_size=block_size,
-        num_blocks=num_blocks, threads=threads, spin=spin,
-    )  # fmt: skip
+    llm, loading = o.load(model, **engine)
     params = _params(llm, asked, generation_config)
     texts = _prompts(llm, asked)
     start = time.perf_counter()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klero.cli.fields import TOKEN
+from klero.cli.fields import TOKEN, parameter, parameters_of, signed
 
 if TYPE_CHECKING:
     from klero.engine import LLM
@@ -17,6 +19,7 @@ TEXT = "Length, end and text"
 ENGINE = "Engine"
 MODEL = "smollm2, a folder, a GGUF file, a hub id or llama.cpp:FILE."
 REPEATABLE = "The same text in any company"
+ALIKE = "Prompts that begin alike"
 
 NumChoices = Annotated[int | None, typer.Option("--n", rich_help_panel=TOKEN, help="Choices per prompt; unset: 1.")]
 MaxTokens = Annotated[
@@ -45,6 +48,23 @@ MaxNumBatchedTokens = Annotated[
 MaxModelLen = Annotated[int | None, typer.Option(rich_help_panel=ENGINE, help="A context shorter than the model's.")]
 BlockSize = Annotated[int, typer.Option(rich_help_panel=ENGINE, help="Tokens in a block of the KV cache.")]
 NumBlocks = Annotated[int | None, typer.Option(rich_help_panel=ENGINE, help="KV blocks; unset: up to 4 GiB of them.")]
+PrefixCaching = Annotated[
+    bool,
+    typer.Option(
+        "--prefix-caching/--no-prefix-caching",
+        rich_help_panel=ALIKE,  # on its own, as above
+        help="Compute their beginning once.",
+    ),
+]
+SwapSpace = Annotated[
+    float, typer.Option(rich_help_panel=ENGINE, help="GiB of host memory to move blocks to when they run out.")
+]
+MaxMicrobatchTokens = Annotated[
+    int | None, typer.Option(rich_help_panel=ENGINE, help="A larger step runs in parts; unset: whole.")
+]
+MaxMicrobatchRequests = Annotated[
+    int | None, typer.Option(rich_help_panel=ENGINE, help="The same, in requests; unset: whole.")
+]
 Threads = Annotated[
     int | None, typer.Option(rich_help_panel=ENGINE, help="Of forward and kernels; unset: as the environment says.")
 ]
@@ -54,6 +74,37 @@ Spin = Annotated[
         rich_help_panel=ENGINE, help="Rounds that a waiting OpenMP thread spins; unset: $GOMP_SPINCOUNT or 1000."
     ),
 ]
+
+EngineOptions = dict[str, Any]
+ENGINE_OPTIONS = {
+    "dtype": (Dtype, "auto"),
+    "deterministic": (Deterministic, None),
+    "max_num_seqs": (MaxNumSeqs, 64),
+    "max_num_batched_tokens": (MaxNumBatchedTokens, 512),
+    "max_model_len": (MaxModelLen, None),
+    "block_size": (BlockSize, 16),
+    "num_blocks": (NumBlocks, None),
+    "enable_prefix_caching": (PrefixCaching, True),
+    "swap_space": (SwapSpace, 0),
+    "max_microbatch_tokens": (MaxMicrobatchTokens, None),
+    "max_microbatch_requests": (MaxMicrobatchRequests, None),
+    "threads": (Threads, None),
+    "spin": (Spin, None),
+}
+
+
+def takes_engine(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command ENGINE_OPTIONS in place of its parameter `engine`, which then holds them, as `load` takes them."""
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        engine = {name: given.pop(name) for name in ENGINE_OPTIONS}
+        command(**given, engine=engine)
+
+    added = [parameter(name, kind, default) for name, (kind, default) in ENGINE_OPTIONS.items()]
+    own = parameters_of(command)
+    at = [p.name for p in own].index("engine")
+    return signed(run, [*own[:at], *added, *own[at + 1 :]])
 
 
 def load(model: str, **options: Any) -> tuple[LLM, float]:

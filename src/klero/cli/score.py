@@ -20,7 +20,8 @@ from klero.evals.scoring import Pair, Scored, join_pair, score_pairs
 if TYPE_CHECKING:
     from klero.engine import LLM, Progress
 
-KINDS = (("text",), ("prompt", "continuation"), ("prompt_token_ids", "token_ids"))
+IDS = ("prompt_token_ids", "token_ids")
+KINDS = (("text",), ("prompt", "continuation"), IDS)
 
 
 @dataclass(frozen=True)
@@ -40,36 +41,29 @@ class Given:
         return Pair([*prompt, *self.fields["token_ids"]], len(prompt))
 
 
+@o.takes_engine
 def score(
-    texts: Annotated[list[str] | None, typer.Argument(help="Texts to score.", show_default=False)] = None,
+    texts: Annotated[
+        list[str] | None, typer.Argument(help='Texts to score; "-": the lines of standard input.', show_default=False)
+    ] = None,
     model: Annotated[str, typer.Option(help=o.MODEL)] = "smollm2",
     file: Annotated[
         str | None,
         typer.Option(help='JSON lines ("-": standard input), such as {"prompt": ..., "continuation": ...}.'),
     ] = None,
-    dtype: o.Dtype = "auto",
-    deterministic: o.Deterministic = None,
-    max_num_seqs: o.MaxNumSeqs = 64,
-    max_num_batched_tokens: o.MaxNumBatchedTokens = 512,
-    max_model_len: o.MaxModelLen = None,
-    block_size: o.BlockSize = 16,
-    num_blocks: o.NumBlocks = None,
-    threads: o.Threads = None,
-    spin: o.Spin = None,
+    *,
+    engine: o.EngineOptions,
 ) -> None:
     """Print how likely the model finds texts: one JSON line for each, with the natural logprob of every token.
 
     Texts come as arguments, as lines of standard input, or as JSON lines with --file. The line of a file says "text",
-    or "prompt" and "continuation", or "prompt_token_ids" and "token_ids", as generate prints them. Logprobs are of
-    the continuation, or of a whole text, whose first token has null, since nothing comes before it; "-inf" means
-    impossible.
+    or "prompt" and "continuation", or "prompt_token_ids" and "token_ids"; lines of generate --json serve as they are.
+    Logprobs are of the continuation, or of a whole text; "-inf" means impossible. A token that lies across the border
+    belongs to the continuation. The first token of all has null, since nothing comes before it, and sum and is_greedy
+    are null where no token counts. What the model fails on says so in "error"; the exit code stays 0.
     """
     given = read(texts or [], file)
-    llm, loading = o.load(
-        model, dtype=dtype, deterministic=deterministic, max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len, block_size=block_size,
-        num_blocks=num_blocks, threads=threads, spin=spin,
-    )  # fmt: skip
+    llm, loading = o.load(model, **engine)
     pairs = _pairs(llm, given)
     begin = time.perf_counter()
     scored = _run(llm, pairs)
@@ -86,11 +80,19 @@ def read(texts: list[str], file: str | None) -> list[Given]:
             raise RequestError("texts stand beside --file; give one of them")
         return _of_file(file)
     if not texts and is_piped():
-        texts = [line.removesuffix("\r") for line in lines_of("-")]
-        texts = [line for line in texts if line]
+        texts = ["-"]
+    if texts.count("-") > 1:
+        raise RequestError('the text "-" is standard input, which can be read once; it is given more than once')
+    texts = [one for text in texts for one in (_input_lines() if text == "-" else [text])]
     if not texts:
         raise RequestError("no text: give one as an argument or a line of standard input, or --file with JSON lines")
     return [Given({"text": text}) for text in texts]
+
+
+def _input_lines() -> list[str]:
+    """The lines of standard input that hold something."""
+    lines = [line.removesuffix("\r") for line in lines_of("-")]
+    return [line for line in lines if line]
 
 
 def _of_file(file: str) -> list[Given]:
@@ -114,7 +116,7 @@ def _fields(line: str) -> dict[str, Any]:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"not JSON ({error})") from None
-    kind = next((kind for kind in KINDS if isinstance(fields, dict) and sorted(fields) == sorted(kind)), None)
+    kind = next((kind for kind in KINDS if isinstance(fields, dict) and _is(kind, set(fields))), None)
     if kind is None:
         ways = ", or ".join(" and ".join(kind) for kind in KINDS)
         raise RequestError(f"must be an object with {ways}, and nothing else")
@@ -125,6 +127,11 @@ def _fields(line: str) -> dict[str, Any]:
     if not fields[kind[-1]]:
         raise RequestError(f"{kind[-1]}={fields[kind[-1]]!r}: is empty, so there is nothing to score")
     return {name: fields[name] for name in kind}
+
+
+def _is(kind: tuple[str, ...], names: set[str]) -> bool:
+    """Whether a line with these fields is of a kind. Ids may stand among the other fields that generate prints."""
+    return names == set(kind) or (kind is IDS and names >= set(IDS) and names <= show.GENERATED)
 
 
 def _pairs(llm: LLM, given: list[Given]) -> list[Pair]:
@@ -155,18 +162,13 @@ def _line(said: Scored) -> dict[str, Any]:
     return {
         "prompt_token_ids": said.token_ids[: said.first].tolist(),
         "token_ids": said.token_ids[said.first :].tolist(),
-        "logprobs": [_number(logprob) for logprob in said.logprobs[said.first :]],
-        "sum": _number(said.total),
+        "logprobs": [show.number(logprob) for logprob in said.logprobs[said.first :]],
+        "sum": show.number(said.total),
         "count": said.count,
         "is_greedy": said.is_greedy,
         "reproducible": said.reproducible,
         "error": said.error,
     }
-
-
-def _number(value: Any) -> float | str | None:
-    """As JSON; null where there is none."""
-    return None if np.isnan(value) else show.number(value)
 
 
 def _summary(scored: list[Scored], seconds: float) -> str:

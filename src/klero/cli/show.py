@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     from klero.logprobs import Logprobs
 
 
+GENERATED = frozenset(
+    """
+    request_id index prompt messages text prompt_token_ids token_ids finish_reason stop_reason seed error reproducible
+    metrics cumulative_logprob logprobs prompt_logprobs
+    """.split()  # noqa: SIM905  a table of words
+)
+"""The fields of a line of `print_json`, for those who read it."""
+
+
 def entries(said: Logprobs) -> list[dict[str, Any] | None]:
     """One object for each token, of what was asked for; None where nothing is said."""
     return [entry(said, i) for i in range(len(said))]
@@ -26,8 +35,9 @@ def entry(said: Logprobs, i: int) -> dict[str, Any] | None:
     out: dict[str, Any] = {}
     if said.rank[i] > 0:
         out |= {"token_id": int(said.token_ids[i]), "logprob": number(said.sampled[i]), "rank": int(said.rank[i])}
-    if said.num_kept[i] > 0:
+    if not np.isnan(said.processed[i]):
         out |= {name: number(getattr(said, name)[i]) for name in ("raw", "processed", "kept_mass")}
+    if said.num_kept[i] > 0:
         out["num_kept"] = int(said.num_kept[i])
     for name, (ids, values) in (("top", said.top_of(i)), ("listed", said.listed_of(i))):
         if len(ids) and ids[0] >= 0 and not np.isnan(values[0]):  # else its row could not be scored
@@ -41,8 +51,13 @@ def entry(said: Logprobs, i: int) -> dict[str, Any] | None:
 
 
 def number(value: Any) -> float | str | None:
-    """A number as JSON has it: the shortest that reads back as the same binary32; "-inf", as JSON has no infinity."""
-    if value is None or isinstance(value, float):
+    """A number as JSON has it: the shortest that reads back as the same binary32; "-inf", as JSON has no infinity.
+
+    null where there is none, which in an array is NaN.
+    """
+    if value is None or np.isnan(value):
+        return None
+    if isinstance(value, float):
         return "-inf" if value == -math.inf else value
     return "-inf" if value == -math.inf else float(str(value))
 
@@ -63,7 +78,7 @@ def print_end(choice: CompletionOutput) -> None:
 
 
 def print_json(asked: Asked, output: RequestOutput) -> None:
-    """One line for each choice; metrics are the request's, of all its choices together."""
+    """One line for each choice, GENERATED; metrics are the request's, of all its choices together."""
     for choice in output.outputs:
         line = {
             "request_id": output.request_id,

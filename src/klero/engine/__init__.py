@@ -3,6 +3,7 @@
 from klero.engine.aio import AsyncLLM, DeltaStream
 from klero.engine.engine import Engine
 from klero.engine.llm import LLM
+from klero.engine.options import EngineOptions
 from klero.engine.outputs import CompletionOutput, Delta, Progress, RequestMetrics, RequestOutput
 from klero.engine.times import StepTimes
 
@@ -13,6 +14,7 @@ __all__ = [
     "Delta",
     "DeltaStream",
     "Engine",
+    "EngineOptions",
     "Progress",
     "RequestMetrics",
     "RequestOutput",

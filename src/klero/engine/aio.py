@@ -13,7 +13,7 @@ from klero.engine import chat as chats
 from klero.engine.llm import LLM
 from klero.engine.loop import Asked, EngineLoop
 from klero.engine.outputs import Delta, RequestOutput
-from klero.engine.prompts import Prompt, names_of
+from klero.engine.prompts import Prompt, names_of, parts_of
 from klero.errors import OptionError, RequestError
 from klero.params import SamplingParams
 
@@ -38,13 +38,19 @@ class AsyncLLM:
         self._end = weakref.finalize(self, _close, self._loop, self.llm, self._owned)  # at exit too
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> RequestOutput:
-        """Generate for one prompt: a text or token ids. params=None is greedy. request_id: a name for `abort`.
+        """Generate for one prompt, as `LLM.generate` takes them. params=None is greedy. request_id: for `abort`.
 
         RequestError or ParameterError for a request that cannot be served. Cancelled, it ends the request.
         """
-        asked = self._submit(prompt, params, request_id, stream=False)
+        asked = self._submit(prompt, params, request_id, priority, cache_salt, stream=False)
         try:
             news = await asked.news.get()
         except BaseException:
@@ -56,10 +62,16 @@ class AsyncLLM:
         return news
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> DeltaStream:
         """Generate for one prompt and yield each step's news: `async for delta in llm.stream(...)`."""
-        return DeltaStream(self, prompt, params, request_id)
+        return DeltaStream(self, prompt, params, request_id, priority, cache_salt)
 
     async def chat(
         self,
@@ -90,14 +102,17 @@ class AsyncLLM:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _submit(self, prompt: Any, params: Any, request_id: str | None, *, stream: bool) -> Asked:
+    def _submit(
+        self, prompt: Any, params: Any, request_id: str | None, priority: int, cache_salt: str | None, *, stream: bool
+    ) -> Asked:
         name = f"{self._prefix}-{next(self._ids)}" if request_id is None else request_id
         names_of(name, 1)
         if params is not None and not isinstance(params, SamplingParams):
             raise RequestError("params: must be SamplingParams; SamplingParams.from_dict reads a dict")
-        text = prompt if isinstance(prompt, str) else None
-        ids = self.llm.tokenize(prompt)
-        asked = Asked(name, ids, params or SamplingParams(), text, stream, asyncio.get_running_loop())
+        given, embeds = parts_of(prompt)
+        text, ids = given if isinstance(given, str) else None, self.llm.tokenize(given)
+        here = asyncio.get_running_loop()
+        asked = Asked(name, ids, params or SamplingParams(), text, stream, here, embeds, priority, cache_salt)
         self._loop.submit(asked)
         return asked
 
@@ -109,8 +124,8 @@ class DeltaStream:
     holding it any more) ends the request before the next step.
     """
 
-    def __init__(self, llm: AsyncLLM, prompt: Any, params: Any, request_id: str | None) -> None:
-        self._llm, self._wanted = llm, (prompt, params, request_id)
+    def __init__(self, llm: AsyncLLM, *wanted: Any) -> None:
+        self._llm, self._wanted = llm, wanted
         self._asked: Asked | None = None
         self._over = self._reading = False
         self.output: RequestOutput | None = None

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from klero.engine import chat as chats
-from klero.engine.engine import Engine, check_sizes
+from klero.engine.engine import Engine
+from klero.engine.options import EngineOptions
 from klero.engine.outputs import Delta, Progress, RequestOutput
-from klero.engine.prompts import Prompt, ids_of, listed, names_of, naming, params_of
+from klero.engine.prompts import Prompt, ids_of, listed, names_of, naming, params_of, parts_of, priorities_of
 from klero.engine.threads import Watch, set_spin, set_threads
 from klero.engine.turns import Turns
 from klero.engine.words import padded_from
@@ -30,14 +31,16 @@ class LLM:
     forward), a live `nn.Module` (weights shared, not copied), or any object with the methods of
     `klero.engine.models.protocol.Model`. dtype: "auto", "float32", "bfloat16", "float16". tokenizer: for a live module
     or a Model that has none; a fast tokenizer of transformers.
-    max_num_seqs: sequences at a time. max_num_batched_tokens: tokens a step computes; longer prompts come in chunks.
-    block_size, num_blocks: the paged KV cache; None: up to 4 GiB. seed: makes the seeds of requests that bring none.
-    max_model_len: a context shorter than the model's own. deterministic: True: a request's tokens do not depend on what
-    else runs; False: they may (a seed still draws the same lots, but the logits may differ); None: the model's default;
-    a Model object has its own way. Every answer says which it was (`reproducible`). threads: of the forward and of
-    klero's kernels, for the whole process; None: as the environment says. spin: bounds the rounds that OpenMP's threads
-    spin while they wait, set before torch is loaded; None: as the environment says, with a warning where that ruins the
-    steps.
+    max_model_len: a context shorter than the model's own. seed: makes the seeds of requests that bring none.
+    deterministic: True: a request's tokens do not depend on what else runs; False: they may (a seed still draws the
+    same lots, but the logits may differ); None: the model's default; a Model object has its own way. Every answer says
+    which it was (`reproducible`). threads: of the forward and of klero's kernels, for the whole process; None: as the
+    environment says. spin: bounds the rounds that OpenMP's threads spin while they wait, set before torch is loaded;
+    None: as the environment says, with a warning where that ruins the steps. options: the fields of
+    `klero.engine.EngineOptions`: batch sizes, blocks, prefix caching, swap space, microbatches, scheduling policy.
+
+    Kernels are compiled here, or loaded from the cache; those for logprobs only once a request asks for them, while its
+    step waits, and a terminal is told so. `klero warmup` compiles all of them ahead.
 
     Calls take turns: one `generate`, `chat` or `stream` has the engine at a time; another thread waits for its turn,
     and the same thread, from a progress callback or inside its own stream, gets a RequestError. `AsyncLLM` runs the
@@ -51,16 +54,13 @@ class LLM:
         dtype: str = "auto",
         tokenizer: Any = None,
         max_model_len: int | None = None,
-        max_num_seqs: int = 64,
-        max_num_batched_tokens: int = 512,
-        block_size: int = 16,
-        num_blocks: int | None = None,
         seed: int | None = None,
         deterministic: bool | None = None,
         threads: int | None = None,
         spin: int | None = None,
+        **options: Any,
     ) -> None:
-        check_sizes(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, block_size=block_size)
+        EngineOptions(**options, max_model_len=max_model_len)  # what is wrong is told before a model is loaded
         set_spin(spin)
         set_threads(threads)
         self._watch = Watch()
@@ -72,9 +72,8 @@ class LLM:
             vocabulary = TokenBytes(self.tokenizer)
         self.engine = Engine(
             loaded, vocabulary=vocabulary, encode=None if self.tokenizer is None else self._encode_word,
-            padded_from=padded_from(self.tokenizer, loaded.vocab_size), max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens, block_size=block_size, num_blocks=num_blocks, seed=seed,
-            max_model_len=max_model_len,
+            padded_from=padded_from(self.tokenizer, loaded.vocab_size), max_model_len=max_model_len, seed=seed,
+            **options,
         )  # fmt: skip
         self._ids = itertools.count()
         self._turns = Turns(self.engine)
@@ -90,18 +89,22 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         request_ids: str | Sequence[str] | None = None,
+        priority: int | Sequence[int] = 0,
+        cache_salt: str | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> list[RequestOutput]:
         """Generate for every prompt, in one batch; results come in the order of the prompts.
 
-        prompts: a string, a list of token ids, or a list of either. params: one for all, or one per prompt; None is
-        greedy. One params object with a seed over several prompts: prompt i uses seed + i (mod 2^64), and reports it,
-        because the same seed on prompts of equal length would share every lot. request_ids: a name for each, for
-        `abort`. progress: called after every step. Every prompt is checked before any runs: RequestError or
-        ParameterError names the one at fault.
+        prompts: a string, a list of token ids, {"prompt_embeds": float32 [E, H], "prompt_token_ids": the ids behind},
+        or a list of these. params: one for all, or one per prompt; None is greedy. One params object with a seed over
+        several prompts: prompt i uses seed + i (mod 2^64), and reports it, because the same seed on prompts of equal
+        length would share every lot. request_ids: a name for each, for `abort`. priority: one for all or one for each,
+        with scheduling_policy="priority". cache_salt: cached prefixes are shared with calls of the same salt alone.
+        progress: called after every step. Every prompt is checked before any runs: RequestError or ParameterError names
+        the one at fault.
         """
         outputs: dict[str, RequestOutput] = {}
-        with self._turn(prompts, params, request_ids) as names:
+        with self._turn(prompts, params, request_ids, priority, cache_salt) as names:
             before, mine = self.engine.num_generated, frozenset(names)
             while len(outputs) < len(names):
                 outputs |= self._turns.step(mine)
@@ -118,6 +121,8 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         request_ids: str | Sequence[str] | None = None,
+        priority: int | Sequence[int] = 0,
+        cache_salt: str | None = None,
     ) -> Generator[Delta, None, list[RequestOutput]]:
         """Generate as `generate` does, and yield what each step brings each choice, as it comes.
 
@@ -128,7 +133,7 @@ class LLM:
         returns.
         """
         outputs: dict[str, RequestOutput] = {}
-        with self._turn(prompts, params, request_ids, stream=True) as names:
+        with self._turn(prompts, params, request_ids, priority, cache_salt, stream=True) as names:
             mine = frozenset(names)
             while len(outputs) < len(names):
                 outputs |= self._turns.step(mine)
@@ -207,6 +212,11 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix: for weights that were changed where the model cannot see it."""
+        self._turns.check_usable()
+        self.engine.reset_prefix_cache()
+
     def tokenize(self, prompt: Prompt) -> Sequence[int]:
         """Return the token ids of a prompt: a text by the tokenizer, ids as they are. RequestError if that fails."""
         if not isinstance(prompt, str):
@@ -237,20 +247,31 @@ class LLM:
 
     @contextmanager
     def _turn(
-        self, prompts: Any, params: Any, request_ids: str | Sequence[str] | None, *, stream: bool = False
+        self,
+        prompts: Any,
+        params: Any,
+        request_ids: str | Sequence[str] | None,
+        priority: int | Sequence[int],
+        cache_salt: str | None,
+        *,
+        stream: bool = False,
     ) -> Iterator[list[str]]:
         """Have the engine for one call, whose requests are in it; their names, in the order of the prompts."""
         asked = listed(prompts)
         one_each = params_of(params, len(asked))
         fresh = [f"request-{next(self._ids)}" for _ in asked]
         names = fresh if request_ids is None else names_of(request_ids, len(asked))
+        ranks = priorities_of(priority, len(asked))
 
         def add() -> None:
             for i, (name, prompt, one) in enumerate(zip(names, asked, one_each, strict=True)):
                 with naming(f"prompts[{i}]"):
-                    text = prompt if isinstance(prompt, str) else None
-                    ids = self.tokenize(prompt)
-                    self.engine.add_request(name, ids, one, prompt=text, prompt_index=i, stream=stream)
+                    given, embeds = parts_of(prompt)
+                    text = given if isinstance(given, str) else None
+                    self.engine.add_request(
+                        name, self.tokenize(given), one, prompt=text, prompt_index=i, stream=stream,
+                        prompt_embeds=embeds, priority=ranks[i], cache_salt=cache_salt,
+                    )  # fmt: skip
 
         with self._turns.turn(names, add):
             yield names

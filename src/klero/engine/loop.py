@@ -33,6 +33,9 @@ class Asked:
     prompt: str | None
     stream: bool
     event_loop: asyncio.AbstractEventLoop
+    prompt_embeds: Any = None
+    priority: int = 0
+    cache_salt: str | None = None
     news: asyncio.Queue[News] = field(default_factory=asyncio.Queue)
     arrived: float = field(default_factory=perf_counter)
 
@@ -133,7 +136,8 @@ class EngineLoop:
         try:
             self._engine.add_request(
                 asked.request_id, asked.prompt_ids, asked.params,
-                prompt=asked.prompt, stream=asked.stream, arrived=asked.arrived,
+                prompt=asked.prompt, stream=asked.stream, arrived=asked.arrived, prompt_embeds=asked.prompt_embeds,
+                priority=asked.priority, cache_salt=asked.cache_salt,
             )  # fmt: skip
         except Exception as error:  # klero's own for what is wrong with it; anything else must not be lost either
             self._send([(asked, error)])

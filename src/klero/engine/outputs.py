@@ -44,7 +44,8 @@ class RequestMetrics:
 
     seconds_queued: until it first ran. seconds_to_first_token: until the first token of any choice; both None if that
     never came. num_generated_tokens: of all choices. num_prompt_tokens_computed: prompt tokens that the model computed,
-    once for each choice, and again after each preemption. num_steps: steps that computed tokens of it.
+    once for each choice, and again after each preemption; what was cached, or computed by a sibling, is not among them.
+    num_cached_tokens: prompt tokens of the first choice that were cached. num_steps: steps that computed tokens of it.
     """
 
     seconds_queued: float | None
@@ -55,6 +56,7 @@ class RequestMetrics:
     num_prompt_tokens_computed: int
     num_steps: int
     num_preemptions: int
+    num_cached_tokens: int
 
 
 @dataclass(frozen=True)

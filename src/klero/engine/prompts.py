@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from klero.errors import Fault, ParameterError, RequestError
 from klero.params import SamplingParams
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or {"prompt_embeds": [E, H], "prompt_token_ids": ids that follow them, which may be left out}."""
 
 
 def listed(prompts: Any) -> list[Prompt]:
     """One prompt or many, as a list. RequestError for anything else."""
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | Mapping):
         return [prompts]
-    items: list[Any] = [item if isinstance(item, str) else _plain(item) for item in ids_of(prompts)]
-    if items and not any(isinstance(item, str | list) for item in items):
+    items: list[Any] = [item if isinstance(item, str | Mapping) else _plain(item) for item in ids_of(prompts)]
+    if items and not any(isinstance(item, str | list | Mapping) for item in items):
         return [items]
     return items
 
@@ -28,6 +29,26 @@ def ids_of(prompt: Any) -> list[Any]:
     if not isinstance(prompt, list):
         raise RequestError(f"prompt {prompt!r}: must be a text or a list of token ids")
     return prompt
+
+
+def parts_of(prompt: Prompt) -> tuple[str | Sequence[int], Any]:
+    """The text or ids of a prompt, and the embeddings that stand before them, None where there are none."""
+    if not isinstance(prompt, Mapping):
+        return prompt, None
+    unknown = [name for name in prompt if name not in ("prompt_embeds", "prompt_token_ids")]
+    if unknown or prompt.get("prompt_embeds") is None:
+        what = f"{unknown[0]!r}: unknown here" if unknown else "prompt_embeds is missing"
+        raise RequestError(f"a prompt as a dict: {what}; it has 'prompt_embeds' and may have 'prompt_token_ids'")
+    return ids_of(prompt.get("prompt_token_ids") or []), prompt["prompt_embeds"]
+
+
+def priorities_of(priority: int | Sequence[int], num_prompts: int) -> list[Any]:
+    """The priority of each prompt, from one for all or one for each."""
+    if not isinstance(priority, Sequence):
+        return [priority] * num_prompts
+    if len(priority) != num_prompts:
+        raise RequestError(f"priority: {len(priority)} for {num_prompts} prompts; give one for all, or one for each")
+    return list(priority)
 
 
 def params_of(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:

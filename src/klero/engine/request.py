@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from klero.batch import Slot
+import numpy as np
+import numpy.typing as npt
+
+from klero.batch import Held, Seat, SequenceId, Slot
 from klero.engine.outputs import CompletionOutput, Delta, RequestOutput
 from klero.engine.scores import PromptScores, StepRows, TokenScores
 from klero.engine.times import RequestClock
-from klero.engine.words import Encode, Word, bad_word_ids
-from klero.errors import Fault, ParameterError, RequestError
-from klero.finish import Finish, Finished, TokenBytes, text_of_prompt
+from klero.engine.words import Word
+from klero.finish import Finish, Finished, FinishReason
 from klero.params import SamplingParams
-from klero.params.checks import Broken, as_integer
-from klero.params.together import nothing_allowed
-from klero.params.width import check_width
 
 
 @dataclass(eq=False)
 class Choice:
     """One sequence of a request: child `index` of n.
 
-    arrival: its place in the order of arrival. running: it takes part in steps; else it waits. slot: None until it
-    has been seated. num_computed: tokens whose K/V is cached; 0 again after a preemption. num_streamed: tokens that
+    rank: its place among all that wait or run. running: it takes part in steps; else it waits. seated: it has a seat in
+    the batch, or takes one in the step that is planned; slot: which, None while there is none. num_computed: tokens
+    whose K/V its blocks have; held: these blocks; sent: those of them that the batch knows. num_streamed: tokens that
     went out in deltas. delta_sent: the first delta, and with it the echo, is out. scores: what is said about its
     tokens; prompt_scores: about the prompt's. Both None where nothing was asked.
     """
@@ -32,10 +30,13 @@ class Choice:
     request: Request
     index: int
     finish: Finish
-    arrival: int = 0
+    rank: tuple[int, int] = (0, 0)
     running: bool = False
+    seated: bool = False
     slot: Slot | None = None
     num_computed: int = 0
+    held: Held = field(default_factory=Held)
+    sent: list[int] = field(default_factory=list)
     num_streamed: int = 0
     delta_sent: bool = False
     finished: Finished | None = None
@@ -48,14 +49,45 @@ class Choice:
         return self.request.params.max_tokens != 0
 
     @property
+    def computes(self) -> bool:
+        """Whether it takes part in steps; a prompt that is only scored is computed by the first of n choices."""
+        return self.draws or self.index == 0
+
+    @property
     def owner(self) -> str:
         """A name for messages."""
         return f"{self.request.request_id}[{self.index}]"
 
     @property
+    def id(self) -> SequenceId:
+        """Its name in the batch."""
+        return self.request.request_id, self.index
+
+    @property
+    def num_prompt(self) -> int:
+        """Positions of the prompt, embedded ones included."""
+        return self.request.num_embedded + len(self.request.prompt_ids)
+
+    @property
     def num_tokens(self) -> int:
         """Prompt and output so far."""
-        return len(self.request.prompt_ids) + self.finish.num_tokens
+        return self.num_prompt + self.finish.num_tokens
+
+    def token_array(self) -> npt.NDArray[np.int32]:
+        """Prompt and output so far, int32 [num_tokens]; 0 for what is embedded."""
+        array = np.zeros(self.num_tokens, np.int32)
+        array[self.request.num_embedded : self.num_prompt] = self.request.prompt_ids
+        array[self.num_prompt :] = self.finish.token_ids
+        return array
+
+    def seat(self, end_token_ids: tuple[int, ...]) -> Seat:
+        """What it brings to its slot, with what it has generated so far."""
+        request = self.request
+        return Seat(
+            self.owner, request.params, request.prompt_ids, request.seed, self.index, self.finish,
+            output_ids=self.finish.token_ids, end_token_ids=end_token_ids, bad_word_ids=request.bad_word_ids,
+            num_embedded=request.num_embedded,
+        )  # fmt: skip
 
     def output(self) -> CompletionOutput:
         """The answer, once it has finished."""
@@ -100,7 +132,8 @@ class Request:
     """What a client asked. seed: resolved at admission, 0 .. 2^64-1. echo: the prompt's text, where asked for.
 
     reproducible: the model is deterministic. stream: every step's news goes out as deltas. prompt_index: its place in
-    the call that brought it. bad_word_ids: `params.bad_words` as id sequences.
+    the call that brought it. bad_word_ids: `params.bad_words` as id sequences. prompt_embeds: float32 [E, H], positions
+    before those of prompt_ids. priority: the lower goes first.
     """
 
     request_id: str
@@ -113,14 +146,21 @@ class Request:
     stream: bool = False
     prompt_index: int = 0
     bad_word_ids: tuple[Word, ...] = ()
+    prompt_embeds: npt.NDArray[np.float32] | None = None
+    priority: int = 0
     clock: RequestClock = field(default_factory=RequestClock)
     choices: list[Choice] = field(default_factory=list)
+
+    @property
+    def num_embedded(self) -> int:
+        """Positions of the prompt that are given as embeddings."""
+        return 0 if self.prompt_embeds is None else len(self.prompt_embeds)
 
     def output(self) -> RequestOutput:
         """The answer, once every choice has finished."""
         outputs = tuple(choice.output() for choice in self.choices)
         num_generated = sum(choice.finish.num_tokens for choice in self.choices)
-        metrics = self.clock.metrics(len(self.prompt_ids), num_generated)
+        metrics = self.clock.metrics(self.choices[0].num_prompt, num_generated)
         output = RequestOutput(self.request_id, self.prompt, self.prompt_ids, outputs, metrics)
         scores = self.choices[0].prompt_scores
         if scores is None:
@@ -128,103 +168,11 @@ class Request:
         context, mask = scores.context()
         return replace(output, prompt_logprobs=scores.logprobs(), context_logits=context, context_mask=mask)
 
-
-@dataclass(frozen=True)
-class Limits:
-    """What bounds a request here. vocab_size: width of the logits, and num_scored of it, the first, are no padding.
-    capacity: tokens that all KV blocks hold, None where the model needs no blocks.
-    """
-
-    vocab_size: int
-    num_scored: int
-    max_model_len: int
-    capacity: int | None
-    end_token_ids: tuple[int, ...]
-
-
-def admit(
-    request_id: str,
-    prompt: str | None,
-    prompt_ids: Sequence[int],
-    params: SamplingParams,
-    limits: Limits,
-    vocabulary: TokenBytes | None,
-    encode: Encode | None = None,
-) -> Request:
-    """Check a request against the model and make it. Raises RequestError or ParameterError; nothing enters a batch.
-
-    encode: text to ids without special tokens, for bad_words.
-    """
-    if params.truncate_prompt_tokens is not None:
-        prompt_ids = prompt_ids[-params.truncate_prompt_tokens :]
-    ids = _checked_prompt(request_id, prompt_ids, limits)
-    check_width(params, limits.vocab_size, limits.num_scored)
-    _check_scored(request_id, ids, params, limits)
-    words = bad_word_ids(params.bad_words, encode, limits.vocab_size)
-    if fault := nothing_allowed(params, words):
-        raise ParameterError([fault])
-    max_tokens = _room(request_id, len(ids), params, limits)
-    echo = text_of_prompt(vocabulary, params, ids) if vocabulary is not None and params.echo else ""
-    request = Request(request_id, prompt, ids, params, echo=echo, bad_word_ids=words)
-    for index in range(params.n):
-        finish = Finish(
-            params, end_token_ids=limits.end_token_ids, prompt_ids=ids, vocabulary=vocabulary,
-            max_tokens=max(1, max_tokens),  # one that only scores is given no token
-        )  # fmt: skip
-        request.choices.append(Choice(request, index, finish))
-        if params.asks or params.return_generation_logits:
-            request.choices[-1].scores = TokenScores(params, limits.vocab_size)
-    if params.scores_prompt:
-        request.choices[0].prompt_scores = PromptScores(ids, params, limits.vocab_size)
-    return request
-
-
-def _checked_prompt(request_id: str, prompt_ids: Sequence[int], limits: Limits) -> tuple[int, ...]:
-    if len(prompt_ids) == 0:
-        raise RequestError(f"{request_id}: the prompt is empty; give at least one token (such as the model's bos)")
-    bad = [i for i in prompt_ids if not _is_id(i, limits.vocab_size)]
-    if bad:
-        raise RequestError(
-            f"{request_id}: prompt token id {bad[0]!r}: must be an integer in [0, {limits.vocab_size - 1}], "
-            "the width of the model's logits"
-        )
-    return tuple(int(i) for i in prompt_ids)
-
-
-def _check_scored(request_id: str, prompt_ids: tuple[int, ...], params: SamplingParams, limits: Limits) -> None:
-    """Refuse to score a prompt token whose column is padding, which nobody reads."""
-    num = limits.num_scored
-    if params.prompt_logprobs is not None and max(prompt_ids) >= num:
-        raise RequestError(
-            f"{request_id}: prompt token id {max(prompt_ids)}: the columns of the logits from {num} on are padding, so "
-            "it has no logprob; leave out prompt_logprobs"
-        )
-
-
-def _is_id(value: Any, vocab_size: int) -> bool:
-    """Whether a value is an integer, no bool among them, inside the logits."""
-    try:
-        return 0 <= as_integer(value, "") < vocab_size
-    except Broken:
-        return False
-
-
-def _room(request_id: str, num_prompt: int, params: SamplingParams, limits: Limits) -> int:
-    """The resolved max_tokens: what was asked, or what fits."""
-    most = limits.max_model_len
-    what = f"the model's context is {most}"
-    if limits.capacity is not None and limits.capacity < most:
-        most = limits.capacity
-        what = f"all KV blocks together hold {most} (raise num_blocks)"
-    room = most - num_prompt
-    if room < (params.max_tokens != 0):
-        fits = "so no token can follow" if params.max_tokens != 0 else "so it does not fit"
-        raise RequestError(
-            f"{request_id}: the prompt has {num_prompt} tokens and {what}, {fits}; "
-            "shorten it, or set truncate_prompt_tokens"
-        )
-    if params.max_tokens is not None and params.max_tokens > room:
-        asked = num_prompt + params.max_tokens
-        rule = f"{num_prompt} prompt tokens + max_tokens are {asked} and {what}; at most {room} fit"
-        raise ParameterError([Fault("max_tokens", params.max_tokens, rule)])
-    return room if params.max_tokens is None else params.max_tokens
+    def fail(self, message: str) -> None:
+        """End every choice with an error instead of its end: it keeps its tokens, and nothing is said about any."""
+        for choice in self.choices:
+            choice.finished = Finished(FinishReason.ERROR, None, message)
+            if choice.scores is not None:
+                choice.scores.forget(choice.finish.token_ids)
+            if choice.prompt_scores is not None:
+                choice.prompt_scores = PromptScores(self.prompt_ids, self.params, choice.prompt_scores.vocab_size)

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from klero.batch import StepArrays
-from klero.batch.input_batch import NO_ROWS
-from klero.errors import LogitsError
+from klero.batch import NO_ROWS, StepArrays
+from klero.errors import LogitsError, told
 from klero.logprobs import Logprobs, join, nothing, score
 from klero.params import SamplingParams
 from klero.rows.inputs import as_float32, read_logits
@@ -35,6 +34,11 @@ OF_LIST = {
     "top": ("top_starts", "top_ids", "top"), "listed": ("listed_starts", "listed_ids", "listed"),
     "kept": ("kept_starts", "kept_ids", "kept_probs"),
 }  # fmt: skip
+
+
+def no_rows(num: int, width: int) -> F32:
+    """Rows that nobody computed: NaN [num, width], read-only, which take no memory."""
+    return np.broadcast_to(np.float32(np.nan), (num, width))
 
 
 class Growing:
@@ -108,10 +112,9 @@ class StepRows:
         """What is several per row: starts, ids and numbers by name."""
         return {name: tuple(getattr(self.logprobs, part) for part in parts) for name, parts in OF_LIST.items()}
 
-    @cached_property
-    def logits(self) -> F32:
-        """float32 [R, V]."""
-        return as_float32(read_logits(self._logits).rows)
+    def logits(self, first: int, last: int) -> F32:
+        """Rows first .. last - 1, float32; the others are not converted."""
+        return as_float32(read_logits(self._logits[first:last]).rows)
 
 
 class TokenScores:
@@ -120,7 +123,7 @@ class TokenScores:
     def __init__(self, params: SamplingParams, vocab_size: int) -> None:
         self.num = 0
         self._asks, self._scores, self._wants_logits = params.asks, params.scores, params.return_generation_logits
-        self._of_token, self._logits = Growing(OF_TOKEN), Growing(np.float32, vocab_size)
+        self._of_token, self._logits, self._vocab_size = Growing(OF_TOKEN), Growing(np.float32, vocab_size), vocab_size
         self._lists: dict[str, GrowingLists] = {}  # those that were asked for
         if params.logprobs:
             self._lists["top"] = GrowingLists()
@@ -139,7 +142,18 @@ class TokenScores:
                 starts, ids, values = step.of_list[name]
                 lists.extend(starts[first : last + 1], ids, values)
         if self._wants_logits:
-            self._logits.extend(step.logits[first:last])
+            self._logits.extend(step.logits(first, last))
+
+    def forget(self, token_ids: Sequence[int]) -> None:
+        """Free everything, and say nothing about these tokens: NaN, rank 0, empty lists."""
+        self.num = len(token_ids)
+        said = dataclasses.replace(nothing(self.num), token_ids=np.array(token_ids, np.int32))
+        step = StepRows(said, None)
+        self._of_token, self._logits = Growing(OF_TOKEN), Growing(np.float32, self._vocab_size)
+        self._of_token.extend(step.of_token)
+        self._lists = {name: GrowingLists() for name in self._lists}
+        for name, lists in self._lists.items():
+            lists.extend(*step.of_list[name])
 
     def logprobs(self, first: int = 0) -> Logprobs | None:
         """What is said about the tokens from number `first` on; None where nothing was asked."""
@@ -158,13 +172,16 @@ class TokenScores:
 
     def logits(self) -> F32 | None:
         """The model's own rows of the tokens, float32 [n, V]; None where they were not asked for."""
-        return self._logits.values.copy() if self._wants_logits else None
+        if not self._wants_logits:
+            return None
+        rows = self._logits.values
+        return rows.copy() if len(rows) else no_rows(self.num, self._vocab_size)
 
 
 class PromptPart(NamedTuple):
     """What a chunk says of a prompt. end: so many positions are done then. logprobs: of the tokens that follow them.
 
-    error: what is wrong with the first row that could not be scored; None: nothing is.
+    error: what is wrong with the first row that could not be scored, or with the scoring; None: nothing is.
     """
 
     end: int
@@ -231,9 +248,14 @@ class PromptScores:
         return dataclasses.replace(whole, token_ids=self._ids)
 
     def context(self) -> tuple[F32 | None, npt.NDArray[np.bool_] | None]:
-        """Logits [num_prompt, V], NaN where not computed; the mask [num_prompt] of those that were. None: not asked."""
+        """Logits [num_prompt, V], NaN where not computed; the mask [num_prompt] of those that were. None: not asked.
+
+        The logits are read-only, and of no size in memory, where nothing was computed.
+        """
         if not self._wants_logits:
             return None, None
+        if not self.num_scored:
+            return no_rows(len(self._ids), self.vocab_size), np.zeros(len(self._ids), np.bool_)
         self._context[self.num_scored :] = np.nan
         return self._context, np.arange(len(self._ids)) < self.num_scored
 
@@ -243,17 +265,24 @@ def read_prompts(
 ) -> list[tuple[Choice, PromptPart]]:
     """Score the prompt rows of a step, laid out as `InputBatch.fill` says; nothing counts before `PromptScores.take`.
 
-    LogitsError for another shape than the step asked for.
+    What fails while one prompt is scored (no memory) is that one's `error`. LogitsError: the rows of all cannot be
+    read, or have another shape than the step asked for.
     """
     parts, sampled, scored = [], 0, arrays.num_sampled
-    for choice, scheduled in planned:
-        num, samples = len(scheduled.scored), scheduled.samples
+    for plan in planned:
+        choice, num, samples = plan.choice, len(plan.scored), plan.samples
         scores = choice.prompt_scores
-        if scores is not None and scheduled.logits_from < scheduled.num_computed + scheduled.num_new:
+        if scores is not None and plan.logits_from < plan.end:
             shape, (num_rows, width) = tuple(logits.shape), (len(arrays.logits_rows), scores.vocab_size)
             if shape != (num_rows, width):
                 raise LogitsError(f"logits with shape {shape}: this step has {num_rows} rows of {width}")
             last = logits[sampled : sampled + 1] if samples else None
-            parts.append((choice, scores.read(logits[scored : scored + num], last, padded_from)))
+            try:
+                part = scores.read(logits[scored : scored + num], last, padded_from)
+            except LogitsError:
+                raise
+            except Exception as error:
+                part = PromptPart(scores.num_scored, error=f"the prompt could not be scored: {told(error)}")
+            parts.append((choice, part))
         sampled, scored = sampled + samples, scored + num
     return parts

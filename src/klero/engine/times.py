@@ -67,14 +67,15 @@ class RequestClock:
     started: float | None = None
     first_token: float | None = None
     num_preemptions: int = 0
+    num_cached_tokens: int = 0
     num_steps: int = 0
     num_prompt_tokens_computed: int = 0
     _last_step: int = -1
 
-    def start(self) -> None:
-        """Note that a choice runs; only the first time counts."""
+    def start(self, num_cached: int = 0) -> None:
+        """Note that a choice runs, and how much of it was cached; only the first time counts."""
         if self.started is None:
-            self.started = perf_counter()
+            self.started, self.num_cached_tokens = perf_counter(), num_cached
 
     def take_part(self, step: int, num_prompt_tokens: int) -> None:
         """Count a choice's part in step number `step`, and the prompt tokens computed for it."""
@@ -98,4 +99,5 @@ class RequestClock:
             num_prompt_tokens_computed=self.num_prompt_tokens_computed,
             num_steps=self.num_steps,
             num_preemptions=self.num_preemptions,
+            num_cached_tokens=self.num_cached_tokens,
         )

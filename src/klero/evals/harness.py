@@ -106,7 +106,7 @@ class KleroLM(TemplateLM):
     ) -> list[tuple[float, bool]]:
         """Of each continuation: its log-likelihood, and whether a greedy request would take it."""
         pairs = [self._fitted(context, continuation) for _, context, continuation in requests]
-        return [(one.total, one.is_greedy) for one in self._score(pairs, disable_tqdm)]
+        return [(one.total, bool(one.is_greedy)) for one in self._score(pairs, disable_tqdm)]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Of each text the log-likelihood after the prefix token; one too long is cut into windows."""

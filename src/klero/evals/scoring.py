@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from klero.errors import OptionError, RequestError
 from klero.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -18,8 +21,8 @@ PARAMS = SamplingParams(max_tokens=0, prompt_logprobs=1)  # the most likely toke
 
 
 class Pair(NamedTuple):
-    """Tokens, and the index of the first that is scored; those before it are given. Nothing comes before token 0, so it
-    never has a score."""
+    """Tokens, and the index of the first that is scored, one of theirs; those before it are given. Nothing comes before
+    token 0, so it never has a score."""
 
     token_ids: Sequence[int]
     first: int
@@ -52,21 +55,35 @@ class Scored:
 
     @property
     def total(self) -> float:
-        """The log-likelihood of the tokens that count: their logprobs added up in binary64; 0 for none."""
-        return self.logprobs[self._counted].sum(dtype=np.float64).item()
+        """The log-likelihood of the tokens that count: their logprobs added up in binary64. NaN where none counts, and
+        where the model failed."""
+        return self.logprobs[self._counted].sum(dtype=np.float64).item() if self.count else math.nan
 
     @property
-    def is_greedy(self) -> bool:
-        """Whether a greedy request would take every token that counts; True for none."""
-        return bool(self.greedy[self._counted].all())
+    def is_greedy(self) -> bool | None:
+        """Whether a greedy request would take every token that counts. None where none counts, and where the model
+        failed."""
+        return bool(self.greedy[self._counted].all()) if self.count and self.error is None else None
 
 
 def score_pairs(llm: LLM, pairs: Sequence[Pair], *, progress: Callable[[Progress], None] | None = None) -> list[Scored]:
     """Score every pair, all in one batch. RequestError or ParameterError names a pair that cannot be; [] for none."""
+    for i, pair in enumerate(pairs):
+        _check(i, pair)
     if not pairs:
         return []
     outputs = llm.generate([list(pair.token_ids) for pair in pairs], PARAMS, progress=progress)
     return [_scored(output, pair.first) for output, pair in zip(outputs, pairs, strict=True)]
+
+
+def _check(i: int, pair: Pair) -> None:
+    """Refuse what is no pair, and one of which nothing is scored."""
+    if not isinstance(pair, Pair):
+        raise RequestError(f"pairs[{i}]={pair!r}: must be a Pair; join_pair(llm, context, continuation) makes one")
+    if not isinstance(pair.first, Integral) or not 0 <= pair.first < len(pair.token_ids):
+        rule = f"must be an integer in [0, {len(pair.token_ids) - 1}], the index of the first token that is scored"
+        rule = rule if len(pair.token_ids) else "there is no token to score"
+        raise RequestError(f"pairs[{i}].first={pair.first!r}: {rule}")
 
 
 def join_pair(llm: LLM, context: str, continuation: str) -> Pair:
@@ -86,8 +103,10 @@ def join_pair(llm: LLM, context: str, continuation: str) -> Pair:
 def windows(token_ids: Sequence[int], prefix: int, room: int) -> Iterator[Pair]:
     """Cut a text of any length into pairs of at most `room` tokens, which score each token once; prefix stands first.
 
-    The last one has as much context as fits, the others one token. room: at least 2.
+    The last one has as much context as fits, the others one token. room: at least 2, else OptionError.
     """
+    if room < 2:
+        raise OptionError(f"room={room}: must be at least 2, for a token and one before it")
     whole = [prefix, *token_ids]
     for begin in range(1, len(whole), room - 1):
         end = min(begin + room - 1, len(whole))

@@ -6,8 +6,22 @@ the tokens strictly greater in the row of the mode. The receipt of a token is ra
 the number kept. -inf stays -inf. Nothing of it changes a token, and a row pays for what it asks. Agreement: *bits*.
 """
 
-from klero.logprobs.asks import Asks, Said, asks_of, logprobs_of, room_for
+from klero.logprobs.asks import Asks, Said, alone, asks_of, logprobs_of, room_for, without_raw
 from klero.logprobs.record import Entry, Logprobs, join, nothing
-from klero.logprobs.scoring import score
+from klero.logprobs.scoring import raw_kernel, score
 
-__all__ = ["Asks", "Entry", "Logprobs", "Said", "asks_of", "join", "logprobs_of", "nothing", "room_for", "score"]
+__all__ = [
+    "Asks",
+    "Entry",
+    "Logprobs",
+    "Said",
+    "alone",
+    "asks_of",
+    "join",
+    "logprobs_of",
+    "nothing",
+    "raw_kernel",
+    "room_for",
+    "score",
+    "without_raw",
+]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from klero.batch.zeros import sparse_zeros
-from klero.logprobs.record import Logprobs
+from klero.logprobs.record import FLAT, Logprobs
 from klero.params import SamplingParams
 
-WHOLE_ROW = -1  # of `logprobs`
+EVERY_TOKEN = -1  # of `logprobs` and of `num_top`: as many as there are
+ByRow = TypeVar("ByRow", "Asks", "Said")
 
 
 class Asks(NamedTuple):
@@ -60,7 +61,7 @@ def asks_of(params: Sequence[SamplingParams], width: int) -> Asks | None:
     if not any(one.asks for one in params):
         return None
     scored = np.array([one.scores for one in params])
-    tops = [width if one.logprobs == WHOLE_ROW else one.logprobs or 0 for one in params]
+    tops = [width if one.logprobs == EVERY_TOKEN else one.logprobs or 0 for one in params]
     listed = [one.logprob_token_ids for one in params]
     return Asks(
         scored=scored,
@@ -87,6 +88,18 @@ def room_for(asks: Asks, width: int) -> Said:
         kept_row=kept_row, num_listed=np.zeros(num_rows, np.int64), kept_ids=sparse_zeros((num_lists, width), np.int32),
         kept_probs=sparse_zeros((num_lists, width), np.float32),
     )  # fmt: skip
+
+
+def alone(arrays: ByRow, r: int) -> ByRow:
+    """Row r as the only one. The arrays are the same memory, so what is said about the one is said about row r."""
+    ends = {name: r + 1 + name.endswith("_starts") for name in arrays._fields if name not in FLAT}
+    return arrays._replace(**{name: getattr(arrays, name)[r:end] for name, end in ends.items()})
+
+
+def without_raw(asks: Asks) -> Asks:
+    """The same where raw is the mode of every row, but for what is said of the model's own row: receipts and kept."""
+    processed, starts = np.ones_like(asks.processed), np.zeros_like(asks.listed_starts)
+    return asks._replace(processed=processed, num_top=np.zeros_like(asks.num_top), listed_starts=starts)
 
 
 def logprobs_of(asks: Asks, said: Said, token_ids: npt.NDArray[np.int32], num_kept: npt.NDArray[np.int32]) -> Logprobs:

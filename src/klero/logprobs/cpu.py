@@ -30,6 +30,13 @@ def key_at(row: Any, i: int) -> np.int32:
 
 
 @kernel
+def key_in_list(keys: Any, ids: Any, n: int, token: int) -> np.int32:
+    """The key of one token where only n listed ones, ascending by id, are left: that of -inf for the others."""
+    i = np.searchsorted(ids[:n], token)
+    return keys[i] if i < n and ids[i] == token else KEY_NEG_INF
+
+
+@kernel
 def logprob_of_key(key: np.int32, maximum: np.float32, reciprocal: np.float32, level: np.float32) -> np.float32:
     """s - lse(Q)."""
     return F32((logit_of_key(key) - maximum) * reciprocal) - level
@@ -72,21 +79,41 @@ def list_top(row: Any, maxima: Any, k: int, keys: Any, ids: Any, spare: Any, wei
 
 
 @kernel
+def write_removed(ids: Any, n: int, k: int, said: Any, r: int) -> None:
+    """The end of a top list of k: those that are not among n listed tokens, ascending by id, the lower ids first."""
+    first = said.top_starts[r]
+    said.top[first + n : first + k] = NEG_INF
+    removed, i = said.top_ids[first + n : first + k], 0
+    for j in range(removed.size):
+        while i < n and ids[i] == i + j:
+            i += 1
+        removed[j] = i + j
+
+
+@kernel
+def write_top(
+    keys: Any, ids: Any, k: int, level: np.float32, maximum: np.float32, reciprocal: np.float32, said: Any, r: int
+) -> None:
+    """The first k listed tokens as the first k of the top list of a row."""
+    first = said.top_starts[r]
+    for j in range(k):
+        said.top_ids[first + j] = ids[j]
+        said.top[first + j] = logprob_of_key(keys[j], maximum, reciprocal, level)
+
+
+@kernel
 def write_row(
     row: Any, maxima: Any, token: int, level: np.float32, maximum: np.float32, reciprocal: np.float32, asks: Any,
     said: Any, r: int, keys: Any, ids: Any, spare: Any, weights: Any,
 ) -> None:  # fmt: skip
-    """Rank, top list and listed ids of a whole row. keys, ids: overwritten."""
+    """Rank, listed ids and top list of a whole row. keys, ids: overwritten."""
     said.rank[r] = rank_of(row, maxima, key_at(row, token))
-    k, first = asks.num_top[r], said.top_starts[r]
+    for e in range(asks.listed_starts[r], asks.listed_starts[r + 1]):
+        said.listed[e] = logprob_of_key(key_at(row, asks.listed_ids[e]), maximum, reciprocal, level)
+    k = asks.num_top[r]
     if k > 0:
         list_top(row, maxima, k, keys, ids, spare, weights)
-    for j in range(k):
-        said.top_ids[first + j] = ids[j]
-        said.top[first + j] = logprob_of_key(keys[j], maximum, reciprocal, level)
-    for e in range(asks.listed_starts[r], asks.listed_starts[r + 1]):
-        key = key_at(row, asks.listed_ids[e])
-        said.listed[e] = logprob_of_key(key, maximum, reciprocal, level)
+        write_top(keys, ids, k, level, maximum, reciprocal, said, r)
 
 
 @kernel
@@ -94,29 +121,16 @@ def write_list(
     token: int, keys: Any, ids: Any, n: int, level: np.float32, maximum: np.float32, reciprocal: np.float32,
     asks: Any, said: Any, r: int,
 ) -> None:  # fmt: skip
-    """The same where only n listed tokens are left, ascending by id: all others have -inf, the lower ids first."""
-    key = keys[np.searchsorted(ids[:n], token)]
-    said.rank[r] = 1 + np.sum(keys[:n] > key)
+    """The same where only n listed tokens are left, ascending by id; they are sorted. All others are at -inf."""
+    said.rank[r] = 1 + np.sum(keys[:n] > key_in_list(keys, ids, n, token))
     for e in range(asks.listed_starts[r], asks.listed_starts[r + 1]):
-        i = np.searchsorted(ids[:n], asks.listed_ids[e])
-        here = i < n and ids[i] == asks.listed_ids[e]
-        said.listed[e] = logprob_of_key(keys[i], maximum, reciprocal, level) if here else NEG_INF
-    k, first = asks.num_top[r], said.top_starts[r]
-    if k == 0:
-        return
-    sorted_keys, sorted_ids = keys[:n].copy(), ids[:n].copy()
-    sort_listed(sorted_keys, sorted_ids, n)
-    for j in range(min(k, n)):
-        said.top_ids[first + j] = sorted_ids[j]
-        said.top[first + j] = logprob_of_key(sorted_keys[j], maximum, reciprocal, level)
-    j, i, other = n, 0, 0
-    while j < k:
-        if i < n and ids[i] == other:
-            i += 1
-        else:
-            said.top_ids[first + j], said.top[first + j] = other, NEG_INF
-            j += 1
-        other += 1
+        key = key_in_list(keys, ids, n, asks.listed_ids[e])
+        said.listed[e] = logprob_of_key(key, maximum, reciprocal, level)
+    k = asks.num_top[r]
+    if k > 0:
+        write_removed(ids, n, k, said, r)
+        sort_listed(keys, ids, n)
+        write_top(keys, ids, min(k, n), level, maximum, reciprocal, said, r)
 
 
 @kernel

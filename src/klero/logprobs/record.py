@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -39,11 +41,14 @@ class Logprobs:
     listed_ids, listed: the same for `logprob_token_ids`, in the order asked.
 
     The receipt: raw, processed: float32 [N], the token's logprob in the model's own row and in the distribution that
-    it was drawn from. kept_mass: float32 [N], ln of the share that the filters left. num_kept: int32 [N]. Tokens that
-    were not drawn have raw alone.
+    it was drawn from. kept_mass: float32 [N], ln of the share of the rewritten row, at its temperature, that the
+    filters left; 0 where greedy. num_kept: int32 [N], also where the kept ids alone were asked for; 0: nothing was.
+    Tokens that were not drawn have raw alone.
 
     kept_ids, kept_probs: what the filters left, ascending ids, at kept_starts[i]:kept_starts[i + 1], and their
     probabilities (NaN where `return_kept` was asked alone); empty where neither was. In memory -inf is -inf.
+
+    Token i is counted as in a list: -1 is the last one, IndexError outside.
     """
 
     token_ids: I32
@@ -68,7 +73,7 @@ class Logprobs:
 
     def __getitem__(self, i: int) -> dict[int, Entry]:
         """Everything said about token i by id: the token, the top list, the listed ids. The token has its rank."""
-        i = range(len(self))[i]
+        i = self._index(i)
         entries: dict[int, Entry] = {}
         if self.rank[i] > 0:
             token = int(self.token_ids[i])
@@ -81,26 +86,29 @@ class Logprobs:
 
     def top_of(self, i: int) -> tuple[I32, F32]:
         """Ids and logprobs of the top list of token i."""
-        part = slice(self.top_starts[i], self.top_starts[i + 1])
+        part = self._part(self.top_starts, i)
         return self.top_ids[part], self.top[part]
 
     def listed_of(self, i: int) -> tuple[I32, F32]:
         """Ids and logprobs of `logprob_token_ids` at token i."""
-        part = slice(self.listed_starts[i], self.listed_starts[i + 1])
+        part = self._part(self.listed_starts, i)
         return self.listed_ids[part], self.listed[part]
 
     def kept_of(self, i: int) -> tuple[I32, F32]:
         """Ids and probabilities that the filters left for token i; empty where neither was asked for."""
-        part = slice(self.kept_starts[i], self.kept_starts[i + 1])
+        part = self._part(self.kept_starts, i)
         return self.kept_ids[part], self.kept_probs[part]
 
     @property
     def cumulative(self) -> float:
-        """The sum of the logprobs of the tokens that have one, in binary64; 0 for none."""
-        return float(self.sampled[self.rank > 0].astype(np.float64).sum())
+        """The sum of the logprobs of the tokens that have one, in binary64; NaN where none has."""
+        values = self.sampled[self.rank > 0]
+        return float(values.astype(np.float64).sum()) if len(values) else math.nan
 
     def rows(self, first: int, last: int) -> Logprobs:
-        """The part for tokens first .. last - 1; arrays of its own."""
+        """The part for tokens first .. last - 1, bounds as in a slice; arrays of its own."""
+        first, last, _ = slice(first, last).indices(len(self))
+        last = max(first, last)
         fields: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             array = getattr(self, field.name)
@@ -112,6 +120,20 @@ class Logprobs:
             else:
                 fields[field.name] = array[first:last].copy()
         return Logprobs(**fields)
+
+    def _index(self, i: int) -> int:
+        """Where token i is; -1 is the last one."""
+        try:
+            return range(len(self))[operator.index(i)]
+        except TypeError:
+            raise TypeError(f"Logprobs[{i!r}]: must be an integer; rows(first, last) takes a part") from None
+        except IndexError:
+            raise IndexError(f"Logprobs[{i!r}]: there are {len(self)} tokens") from None
+
+    def _part(self, starts: I64, i: int) -> slice:
+        """The part of a flat array that belongs to token i."""
+        i = self._index(i)
+        return slice(starts[i], starts[i + 1])
 
 
 def join(parts: Sequence[Logprobs]) -> Logprobs:

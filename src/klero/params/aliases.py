@@ -39,6 +39,17 @@ ALIASES: dict[str, str] = {
     "token_ids_logprob": "logprob_token_ids",  # SGLang
 }
 
+NEAREST: dict[str, str] = {
+    "n_probs": "logprobs",  # llama.cpp; 0 is off there
+    "post_sampling_probs": "logprobs_mode",  # llama.cpp
+    "return_logprob": "logprobs",  # SGLang
+    "top_logprobs_num": "logprobs",  # SGLang; 0 is off there
+    "logprob_start_len": "prompt_logprobs",  # SGLang
+    "output_scores": "logprobs",  # transformers
+    "output_logits": "return_generation_logits",  # transformers
+}
+"""What an error suggests for names whose values mean something else here, so that they are no aliases."""
+
 RESERVED = frozenset(
     """
     use_beam_search beam_width beam_width_array length_penalty early_stopping beam_search_diversity_rate
@@ -83,5 +94,7 @@ def accepts_aliases(cls: type[T]) -> type[T]:
 def _rule_of_unknown(name: str, known: tuple[str, ...]) -> str:
     if name in RESERVED:
         return "is not supported yet; docs/rules.md lists what is reserved for later versions"
+    if name in NEAREST:
+        return f"is not a field of SamplingParams; did you mean {NEAREST[name]}? docs/porting.md says what differs"
     close = difflib.get_close_matches(name, [*known, *ALIASES], n=1)
     return "is not a field of SamplingParams" + (f"; did you mean {close[0]}?" if close else "")

@@ -81,10 +81,10 @@ def integer(low: int, high: int | None = None, *, way_out: str = "") -> Check:
 
 
 def boolean(value: Any) -> bool:
-    """True or False and nothing that merely looks like it."""
-    if not isinstance(value, bool):
+    """True or False, Python's or NumPy's, and nothing that merely looks like it."""
+    if not isinstance(value, bool | np.bool_):
         raise Broken("must be True or False")
-    return value
+    return bool(value)
 
 
 def items_of(value: Any, rule: str) -> list[Any]:

@@ -42,7 +42,8 @@ def _logprobs_mode(params: Any) -> Fault | None:
     if mode == "raw" or params.scores:
         return None
     also = "; prompt_logprobs are always raw" if params.prompt_logprobs is not None else ""
-    rule = f"means nothing without logprobs or logprob_token_ids; give one of them, or leave this out{also}"
+    way_out = "give one of them (logprobs=0 is enough), or leave this out"
+    rule = f"means nothing without logprobs or logprob_token_ids; {way_out}{also}"
     return Fault("logprobs_mode", mode, rule)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from klero.batch import Column, Columns, History, Slot, Slots, Step
+from klero.batch.seats import CheckedSeat, FinishRules, Seat, check_room
+from klero.batch.step import NO_DRAFT
 from klero.device import Backend, choose_backend
 from klero.errors import (
     STOPS,
@@ -31,36 +32,8 @@ from klero.rewrite import Context, Rules
 from klero.rows.inputs import Logits, ids_of, read_logits, width_without_padding
 from klero.sampling.contexts import read_masks
 from klero.sampling.stateless import counters
-from klero.sampling.status import OK
+from klero.sampling.status import EMPTY, NO_TOKEN, OK
 from klero.sampling.work import Patched, Sampled, Work, is_hosted, merge_masks
-
-
-class FinishRules(Protocol):
-    """What decides when a sequence is finished; `klero.finish.Finish` is one. Ends are opaque to the sampler."""
-
-    def push(self, token_id: int, /) -> Any:
-        """Take one token; the end it brings, or None."""
-
-
-@dataclass(frozen=True)
-class Seat:
-    """A sequence that is to take a slot.
-
-    owner: a name for messages. seed: as in SamplingParams, but given. child: index of the choice. finish: decides the
-    end; None: the caller ends the sequence by releasing the slot. output_ids: what was generated before, elsewhere or
-    earlier. end_token_ids: the model's end ids, which min_tokens needs. bad_word_ids: `params.bad_words` as id
-    sequences, from whoever has the tokenizer. None for either: not told.
-    """
-
-    owner: str
-    params: SamplingParams
-    prompt_ids: npt.ArrayLike
-    seed: int
-    child: int = 0
-    finish: FinishRules | None = None
-    output_ids: npt.ArrayLike = ()
-    end_token_ids: Sequence[int] | None = None
-    bad_word_ids: tuple[tuple[int, ...], ...] | None = None
 
 
 class TokenUpdate(NamedTuple):
@@ -95,6 +68,7 @@ COLUMNS = {
     "row": Column(ROW_DTYPE, np.array(NEUTRAL, ROW_DTYPE)),
     "seed": Column(np.uint64, 0),
     "child": Column(np.uint32, 0),
+    "num_embedded": Column(np.uint32, 0),  # positions before the history's first id
     "hosted": Column(np.bool_, False),
     "asks": Column(np.bool_, False),
     "decays": Column(np.bool_, False),
@@ -112,8 +86,9 @@ class Held(NamedTuple):
 class Sampler:
     """Sampling over slots: `setup_step`, `sample_async`, `update_requests`, once a step, in this order.
 
-    num_slots: sequences at a time. vocab_size: width of the logits. max_len: longest history, prompt and output.
-    padded_from: columns from here on are padding, never read and never drawn; None: there is none.
+    num_slots: sequences at a time. vocab_size: width of the logits. max_len: longest sequence, prompt and output;
+    embedded positions count, although histories hold ids alone, so that no rule ever sees a placeholder. padded_from:
+    columns from here on are padding, never read and never drawn; None: there is none.
     """
 
     def __init__(
@@ -136,12 +111,16 @@ class Sampler:
         self.rules = None if self.backend == "reference" else Rules(num_slots, self.padded_from, self.history)
         self._held: dict[int, Held] = {}
 
+    def checked(self, scheduled: Iterable[Seat]) -> list[CheckedSeat]:
+        """The seats with seeds as bits and tokens as arrays. Raises for one that `setup_step` would refuse."""
+        return [self._checked(seat) for seat in scheduled]
+
     def setup_step(self, scheduled: Iterable[Seat]) -> list[Slot]:
         """Seat new sequences: parameters, seed, history, finish rules. After scheduling, before the forward.
 
         All or none: RequestError, ParameterError or SlotError leave the sampler as it was.
         """
-        seats = [self._checked(seat) for seat in scheduled]
+        seats = self.checked(scheduled)
         if len(seats) > self.slots.num_free:
             raise SlotError(f"{len(seats)} sequences for {self.slots.num_free} free slots; release some first")
         taken: list[Slot] = []
@@ -158,13 +137,14 @@ class Sampler:
     def step_of(self, slots: Sequence[Slot]) -> Step:
         """Build the Step that gives each of these sequences, in this order, its next token."""
         indices = np.array([self.slots.check(slot) for slot in slots], np.int32)
-        return Step.one_row_each(slots, self.history.lengths[indices], self.columns["child"][indices])
+        return Step.one_row_each(slots, self._next_positions(indices), self.columns["child"][indices])
 
     def sample_async(self, step: Step, logits: Any, masks: Any = None) -> SampleState:
         """Sample every row and append its token to its history. After the forward; nothing here waits for the host.
 
-        logits: [R, V] as for `klero.sample`, row r for step.slot_of_row[r]; masks: as there. On the CPU the work is
-        done on return. SlotError for a step that is not of now (a slot released since, or sampled since); LogitsError,
+        logits: [R, V] as for `klero.sample`, row r for step.slot_of_row[r]; masks: as there. Padding rows
+        (`Step.padded`) are not read: their token is -1, and nobody's state is touched. On the CPU the work is done on
+        return. SlotError for a step that is not of now (a slot released since, or sampled since); LogitsError,
         ParameterError; nothing changed.
         """
         self._check(step)
@@ -173,14 +153,17 @@ class Sampler:
         seeds, params = self.columns["seed"][slots], self.columns["row"][slots]
         at = step.position_of_row, step.child_of_row
         work = Work(read.rows, self.padded_from, params, seeds, *at, self.backend, self._asks(slots))
-        patched, hosted = self._roads(slots, masks)
-        work.run_plain(np.flatnonzero(~(patched | hosted)))
+        real = np.arange(step.num_rows) < step.row_starts[-1]
+        patched, hosted = (rows & real for rows in self._roads(slots, masks))
+        work.run_plain(np.flatnonzero(real & ~(patched | hosted)))
         if patched.any():
             self._run_patched(work, slots, np.flatnonzero(patched), masks)
         if hosted.any():
             work.run_hosted({r: self._context(slots[r], masks, r) for r in np.flatnonzero(hosted).tolist()})
+        for of_row, value in zip(work.out, (NO_TOKEN, EMPTY, 0), strict=True):
+            of_row[~real] = value
         drawn = work.status == OK
-        self._append(slots[drawn], work.token_ids[drawn])
+        self.append(slots[drawn], work.token_ids[drawn])
         return SampleState(step, device=work.sampled(read.home), host=work.sampled())
 
     def update_requests(self, state: SampleState) -> list[TokenUpdate]:
@@ -209,6 +192,24 @@ class Sampler:
         """The history of a sequence, prompt first; a copy. Raises SlotError for anyone but the owner."""
         return self.history.tokens(self.slots.check(slot))
 
+    def append(self, slots: npt.NDArray[np.integer], token_ids: npt.NDArray[np.integer]) -> None:
+        """Append one token to each slot (no slot twice): histories, counts, n-grams and decays take it.
+
+        RequestError for what is no id, SlotError for a slot whose history is full; nothing changed.
+        """
+        if np.any((token_ids < 0) | (token_ids >= self.vocab_size)):
+            raise RequestError(f"token_ids={token_ids.tolist()}: must be integers in [0, {self.vocab_size - 1}]")
+        self._check_room(slots, self._next_positions(slots))
+        self.history.append(slots, token_ids)
+        if self.rules is not None:
+            self.rules.append(slots, token_ids)
+        for k in np.flatnonzero(self.columns["decays"][slots]).tolist():
+            index = int(slots[k])
+            params, top_p = self._held[index].seat.params, int(self.columns["top_p"][index])
+            assert params.decay is not None
+            self.columns["top_p"][index] = top_p = next_top_p(top_p, params.decay, int(token_ids[k]))
+            self.columns["row"][index] = params.row_at(top_p)
+
     def release(self, slot: Slot) -> None:
         """Free a slot and put the neutral values back. Raises SlotError for anyone but the owner."""
         self.slots.release(slot)
@@ -229,16 +230,13 @@ class Sampler:
         self.history.reset(index)
         self._held.pop(index, None)
 
-    def _checked(self, seat: Seat) -> Seat:
+    def _checked(self, seat: Seat) -> CheckedSeat:
         """The seat with its seed as bits and its tokens as arrays, if it can be seated."""
+        if isinstance(seat, CheckedSeat) and seat.by is self:
+            return seat
         params, prompt = seat.params, _ids("prompt_ids", seat, self.vocab_size)
         output = _ids("output_ids", seat, self.vocab_size)
-        if not prompt.size:
-            raise RequestError(f"{seat.owner}: prompt_ids must be a non-empty list of token ids")
-        if prompt.size + output.size > self.history.max_len:
-            raise RequestError(
-                f"{seat.owner}: {prompt.size + output.size} tokens: the history holds {self.history.max_len}"
-            )
+        check_room(seat, len(prompt), len(output), self.history.max_len)
         check_width(params, self.vocab_size, self.padded_from)
         (child,) = counters("child", seat.child, 1)
         seed = check_seed("seed", seat.seed)
@@ -259,10 +257,10 @@ class Sampler:
         if faults:
             raise ParameterError(faults)
         ends = tuple(ids_of("end_token_ids", seat.end_token_ids or (), self.vocab_size).tolist())
-        return dataclasses.replace(
-            seat, prompt_ids=prompt, output_ids=output, seed=seed_bits(seed or 0), child=int(child), end_token_ids=ends,
-            bad_word_ids=_words(seat, self.vocab_size),
-        )  # fmt: skip
+        return CheckedSeat(**vars(seat) | {
+            "prompt_ids": prompt, "output_ids": output, "seed": seed_bits(seed or 0), "child": int(child),
+            "end_token_ids": ends, "bad_word_ids": _words(seat, self.vocab_size), "by": self,
+        })  # fmt: skip
 
     def _seat(self, slot: Slot, seat: Seat) -> None:
         params, output = seat.params, np.asarray(seat.output_ids)
@@ -272,7 +270,7 @@ class Sampler:
         row = params.row if params.decay is None else params.row_at(top_p)
         self.columns.write(
             slot.index, row=np.array(row, ROW_DTYPE), seed=seat.seed, child=seat.child, hosted=is_hosted(params),
-            decays=params.decay is not None, top_p=top_p, asks=params.asks,
+            decays=params.decay is not None, top_p=top_p, asks=params.asks, num_embedded=seat.num_embedded,
         )  # fmt: skip
         if self.rules is not None and (params.rewrites or params.min_tokens):
             self.rules.start(slot.index, self._context(slot.index))
@@ -314,17 +312,10 @@ class Sampler:
         patched = Patched(self.rules.arrays(), slots, *merged)
         work.run_patched(chosen, patched, lambda r: self._context(slots[r], masks, r))
 
-    def _append(self, slots: npt.NDArray[np.int32], token_ids: npt.NDArray[np.int32]) -> None:
-        """Let histories, counts, n-grams and decays take the tokens that were drawn."""
-        self.history.append(slots, token_ids)
-        if self.rules is not None:
-            self.rules.append(slots, token_ids)
-        for k in np.flatnonzero(self.columns["decays"][slots]).tolist():
-            index = int(slots[k])
-            params, top_p = self._held[index].seat.params, int(self.columns["top_p"][index])
-            assert params.decay is not None
-            self.columns["top_p"][index] = top_p = next_top_p(top_p, params.decay, int(token_ids[k]))
-            self.columns["row"][index] = params.row_at(top_p)
+    def _next_positions(self, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+        """The absolute index of the token that comes next in each of these slots."""
+        positions: npt.NDArray[np.int64] = self.history.lengths[indices] + self.columns["num_embedded"][indices]
+        return positions
 
     def _check(self, step: Step) -> None:
         """Refuse a step whose slots have other owners by now, or that is not the next of each of them."""
@@ -332,15 +323,26 @@ class Sampler:
             self.slots.check(slot)
         if len(set(step.slots)) != len(step.slots):
             raise SlotError("a step has the same slot twice; give each sequence one place in it")
-        lengths = self.history.lengths[step.slot_of_row]
-        if np.any(lengths != step.position_of_row):
-            r = int(np.argmax(lengths != step.position_of_row))
+        if np.any(step.draft_of_row != NO_DRAFT):
+            r = int(np.argmax(step.draft_of_row != NO_DRAFT))
+            raise SlotError(
+                f"slot {step.slot_of_row[r]}: row {r} verifies draft {step.draft_of_row[r]}, and this sampler draws "
+                "one token a step; schedule without draft_ids"
+            )
+        slot_of_row, position_of_row = step.slot_of_row[: len(step.slots)], step.position_of_row[: len(step.slots)]
+        comes_next = self._next_positions(slot_of_row)
+        if np.any(comes_next != position_of_row):
+            r = int(np.argmax(comes_next != position_of_row))
             raise SlotError(
                 f"slot {step.slot_of_row[r]}: the step is for position {step.position_of_row[r]}, "
-                f"and {lengths[r]} comes next; build a new one with step_of"
+                f"and {comes_next[r]} comes next; build a new one with step_of"
             )
-        if np.any(lengths >= self.history.max_len):
-            full = int(step.slot_of_row[np.argmax(lengths)])
+        self._check_room(slot_of_row, comes_next)
+
+    def _check_room(self, indices: npt.NDArray[np.integer], comes_next: npt.NDArray[np.int64]) -> None:
+        """Raise SlotError for a slot that has no place for another token."""
+        if np.any(comes_next >= self.history.max_len):
+            full = int(indices[np.argmax(comes_next)])
             raise SlotError(f"slot {full}: its history holds max_len={self.history.max_len} tokens; release it")
 
     def _read(self, step: Step, logits: Any) -> Logits:

@@ -57,8 +57,9 @@ def sample(
         padded_from: columns from here on are padding: never read, never drawn. None: there is none.
         backend: "auto", "cpu" (Numba) or "reference" (NumPy); the tokens are the same, bit for bit.
 
-    Returns: Sampled. Raises: LogitsError for what is not logits, ParameterError for parameters.
-    Formula: docs/draw.md.
+    Returns: Sampled. With return_probs=True, `Sampled.probs` is the distribution that the token was drawn from, of the
+    same filtering; who wants probabilities alone leaves the token unused, and none of them depends on it.
+    Raises: LogitsError for what is not logits, ParameterError for parameters. Formula: docs/draw.md.
     """
     read = read_logits(logits)
     num_rows, width = read.rows.shape

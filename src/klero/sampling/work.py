@@ -3,25 +3,27 @@
 plain: temperature, filters of the fused path, greedy; the kernel reads the model's row and nothing else. patched: bias,
 penalties, bans and masks, seen through by the same kernel; rows that want logprobs, kept ids or probabilities take this
 road too, and what they want is said on it. hosted: custom processors and filters of one's own; the row
-is rewritten by the reference, one such row after the other. The token does not depend on the road, and what a row asks
-for changes no other's road.
+is rewritten by the reference, one such row after the other, and sampled by it too where it has filters of its own. The
+token does not depend on the road, and what a row asks for changes no other's road.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from klero.batch import History
 from klero.device import Backend, first_use, num_threads, over_rows
-from klero.logprobs import Asks, Logprobs, logprobs_of, room_for
+from klero.logprobs import Asks, Logprobs, alone, logprobs_of, raw_kernel, room_for, without_raw
+from klero.logprobs.asks import starts_of
 from klero.logprobs.reference import say_row
 from klero.params import RowParams, SamplingParams
-from klero.rewrite import Context, RuleArrays, rewrite_row
+from klero.rewrite import Context, RuleArrays, Rules, rewrite_row
 from klero.rows.inputs import as_bits, as_float32
 from klero.sampling import fused
 from klero.sampling.fused import reference
@@ -48,7 +50,8 @@ class Sampled:
     token_ids: int32 [R], -1 where the status is not 0. status: uint8 [R], 0 ok, 1 NaN or +inf in the row, 2 every token
     is -inf, 3 a processor or filter of the caller's failed. num_kept: int32 [R], tokens that survived the filters
     (greedy: 1). seeds: uint64 [R], the seed of each row. messages: what is wrong, by row, where the status is not 0.
-    logprobs: what is said about the R tokens, NumPy arrays on the host; None where no row asked for anything.
+    logprobs: what is said about the R tokens, NumPy arrays on the host; None where no row asked for anything. probs:
+    the distributions that tokens were drawn from, of rows with `return_probs`; None where no row has it.
     """
 
     token_ids: Any
@@ -57,17 +60,12 @@ class Sampled:
     seeds: Any
     messages: Mapping[int, str] = field(default_factory=dict)
     logprobs: Logprobs | None = None
-
-    @property
-    def probs(self) -> Probs | None:
-        """The distributions that tokens were drawn from, of rows with `return_probs`; None where no row asked."""
-        said = self.logprobs
-        return None if said is None else Probs(said.kept_starts, said.kept_ids, said.kept_probs)
+    probs: Probs | None = None
 
 
 class Probs(NamedTuple):
     """What filters left of R rows: ids int32, ascending, and probabilities float32, those of row r at
-    starts[r]:starts[r + 1] (int64 [R + 1])."""
+    starts[r]:starts[r + 1] (int64 [R + 1]); none where it did not ask for them."""
 
     starts: I64
     ids: I32
@@ -91,6 +89,13 @@ def merge_masks(pool: I32, mask_of_row: I32, given: I32 | None) -> tuple[I32, I3
         given = given.copy()
         given[listed] &= pool[mask_of_row[listed]]
     return given, np.arange(len(given), dtype=np.int32)
+
+
+@functools.cache
+def _no_rules() -> Patched:
+    """What rewrites nothing in a batch of one row."""
+    slots, rules = np.zeros(1, np.int32), Rules(1, 0, History(1, 1))
+    return Patched(rules.arrays(), slots, *rules.masks(slots))
 
 
 @dataclass
@@ -130,14 +135,27 @@ class Work:
     def sampled(self, home: Callable[[npt.NDArray[Any]], Any] = np.asarray) -> Sampled:
         """What the rows came to, as arrays of the caller's kind."""
         made = home(self.token_ids), home(self.status), home(self.num_kept), home(self.seeds)
-        return Sampled(*made, self.messages, self.logprobs)
+        return Sampled(*made, self.messages, self.logprobs, self.probs)
 
     @functools.cached_property
     def logprobs(self) -> Logprobs | None:
         """What is said about the tokens."""
         if self.asks is None or self._said is None:
             return None
-        return logprobs_of(self.asks, self._said, self.token_ids, self.num_kept)
+        said = logprobs_of(self.asks, self._said, self.token_ids, self.num_kept)
+        return replace(said, num_kept=np.where(self.asking, self.num_kept, 0))
+
+    @functools.cached_property
+    def probs(self) -> Probs | None:
+        """The distributions of the rows that asked for them; a kept set that was asked for alone is left out."""
+        if self.asks is None or self.logprobs is None or not self.asks.probs.any():
+            return None
+        said, asked = self.logprobs, self.asks.probs
+        if asked[self.asks.kept].all():
+            return Probs(said.kept_starts, said.kept_ids, said.kept_probs)
+        lengths = np.diff(said.kept_starts)
+        theirs = np.repeat(asked, lengths)
+        return Probs(starts_of(lengths * asked), said.kept_ids[theirs], said.kept_probs[theirs])
 
     @property
     def asking(self) -> npt.NDArray[np.bool_]:
@@ -183,15 +201,9 @@ class Work:
                 self.messages[r] = message(int(self.status[r]), int(self.positions[r]), row.rules)
 
     def _sample_hosted(self, r: int, raw: F32, logits: F32, at: Context) -> None:
-        """Sample one row that was rewritten: by the kernel, unless its filters need the reference or more is wanted."""
-        if self.backend != "reference" and not at.params.has_own_filters and not at.params.asks:
-            here = slice(r, r + 1)
-            one = Work(
-                logits[None], self.width, self.params[here], self.seeds[here], self.positions[here],
-                self.children[here], self.backend,
-            )  # fmt: skip
-            one.run_plain(np.arange(1))
-            self._set(r, one.token_ids[0], one.status[0], one.num_kept[0])
+        """Sample one row that was rewritten: by the kernels, unless its filters need the reference."""
+        if self.backend != "reference" and not at.params.has_own_filters:
+            self._sample_rewritten(r, logits)
             return
         row = RowParams(*self.params[r].item())
         at_row = int(self.seeds[r]), int(self.positions[r]), int(self.children[r])
@@ -199,6 +211,25 @@ class Work:
         self._set(r, drawn.token, drawn.status, len(drawn.kept), drawn.message)
         if drawn.status == OK and self.asks is not None and self._said is not None:
             say_row(raw, logits, np.sort(drawn.kept), row, drawn.token, self.asks, self._said, r)
+
+    def _sample_rewritten(self, r: int, logits: F32) -> None:
+        """Sample one row that was rewritten, by the kernels. What is raw is said of the model's own row."""
+        one, only, bits = slice(r, r + 1), np.zeros(1, np.int64), as_bits(logits[None])
+        asked, out = [column[one] for column in self.asked], [column[one] for column in self.out]
+        if self.asks is None or self._said is None or not self.asks.asking[r]:
+            with first_use("float32"):
+                fused.cpu_kernel()(bits, self.width, only, *asked, *out)
+            return
+        asks, said, rules = alone(self.asks, r), alone(self._said, r), _no_rules()
+        wanted = asks if asks.processed[0] else without_raw(asks)
+        with first_use("scored float32"):
+            fused.scoring_kernel()(
+                bits, self.width, only, *asked, rules.slots, rules.rules, rules.masks, rules.mask_of_row, *out,
+                wanted, said,
+            )  # fmt: skip
+        if self.status[r] == OK and asks.scored[0]:
+            with first_use("given tokens " + self.rows.dtype.name):
+                raw_kernel()(as_bits(self.rows), self.width, r, r + 1, self.token_ids, self.asks, self._said)
 
     def _set(self, r: int, token: int, status: int, num_kept: int, what: str | None = None) -> None:
         self.token_ids[r], self.status[r], self.num_kept[r] = token, status, num_kept

@@ -6,6 +6,7 @@ block table changes its logits. `ScriptedModel` says one token after the other, 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from klero.batch import StepArrays
+from klero.batch.scheduler_output import BlockMoves
 from klero.finish import TokenBytes
 from klero.lots.philox import philox4x32
 
@@ -35,6 +37,20 @@ def logits_of_state(state: int, vocab_size: int, scale: float) -> F32:
     return (words >> np.uint32(8)).astype(np.float32) * np.float32(scale * 2.0**-24)
 
 
+def token_of_embedding(row: F32) -> int:
+    """The token that an embedding stands for: a hash of its bytes, in [0, 2^56); no id, unless by chance."""
+    return int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=7).digest(), "little")
+
+
+def tokens_of(step: StepArrays) -> npt.NDArray[np.int64]:
+    """The tokens [T] of a step: its ids, and what its embeddings stand for."""
+    tokens = step.input_ids.astype(np.int64)
+    if step.inputs_embeds is not None and step.is_embedded is not None:
+        for t in np.flatnonzero(step.is_embedded).tolist():
+            tokens[t] = token_of_embedding(step.inputs_embeds[t])
+    return tokens
+
+
 class ToyModel:
     """A model that owns its sequences: its state is a hash of the tokens, kept by slot.
 
@@ -43,6 +59,7 @@ class ToyModel:
 
     uses_blocks = False
     deterministic = True
+    hidden_size: int | None = 4
 
     def __init__(
         self,
@@ -71,24 +88,28 @@ class ToyModel:
         self._states.pop(slot, None)
 
     def forward(self, step: StepArrays) -> F32:
-        """Fold the step's tokens into the states; one row for each of logits_rows."""
+        """Fold the step's tokens into the states; one row for each of logits_rows, NaN for those of padding."""
         self.num_forwards += 1
-        states = np.zeros(len(step.input_ids), object)
+        tokens, states = tokens_of(step), np.zeros(len(step.input_ids), object)
         for n, slot in enumerate(step.slots.tolist()):
+            if slot < 0:
+                continue  # padding
             count, state = self._states.get(slot, (0, 0))
             for t in range(step.query_starts[n], step.query_starts[n + 1]):
                 if step.positions[t] != count:
                     raise AssertionError(f"slot {slot}: position {step.positions[t]} comes where {count} is due")
-                count, state = count + 1, state_after(state, int(step.input_ids[t]), count)
+                count, state = count + 1, state_after(state, int(tokens[t]), count)
                 states[t] = state
             self._states[slot] = (count, state)
-        return self.rows([int(states[t]) for t in step.logits_rows])
+        return self.rows([int(states[t]) if t < step.query_starts[-1] else None for t in step.logits_rows])
 
-    def rows(self, states: Sequence[int]) -> F32:
-        """One row of logits per state."""
-        if not states:
-            return np.zeros((0, self.vocab_size), np.float32)
-        return np.stack([logits_of_state(state, self.vocab_size, self.scale) for state in states])
+    def rows(self, states: Sequence[int | None]) -> F32:
+        """One row of logits per state; NaN for None, so that nobody reads the row of a token that is nobody's."""
+        logits = np.full((len(states), self.vocab_size), np.nan, np.float32)
+        for row, state in zip(logits, states, strict=True):
+            if state is not None:
+                row[:] = logits_of_state(state, self.vocab_size, self.scale)
+        return logits
 
 
 class PagedToyModel(ToyModel):
@@ -96,22 +117,43 @@ class PagedToyModel(ToyModel):
 
     uses_blocks = True
 
-    def allocate(self, num_blocks: int, block_size: int) -> None:
-        """Poison the cache: reading what was never written changes the logits."""
-        self._cache = np.full(num_blocks * block_size, -7, np.int64)
-        self._block_size = block_size
+    def allocate(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
+        """Poison the cache: reading what was never written changes the logits. Behind it lies a scratch block."""
+        self._memory = np.full((num_blocks + 1) * block_size, -7, np.int64)
+        self._host = np.full(num_host_blocks * block_size, -9, np.int64)
+        self._block_size, self._scratch = block_size, num_blocks * block_size
+
+    @property
+    def _cache(self) -> npt.NDArray[np.int64]:
+        """What lies in the blocks, without the scratch block."""
+        return self._memory[: self._scratch]
 
     def bytes_per_block(self, block_size: int) -> int:
         """One 64-bit word per token."""
         return 8 * block_size
 
+    def move_blocks(self, moves: BlockMoves) -> None:
+        """Carry out the moves of a step, one after the other."""
+        device, host = (memory.reshape(-1, self._block_size) for memory in (self._cache, self._host))
+        for block, place in moves.swap_out:
+            host[place] = device[block]
+        for source, target in moves.copy:
+            device[target] = device[source]
+        for place, block in moves.swap_in:
+            device[block] = host[place]
+        for block in moves.zero:
+            device[block] = 0
+
     def forward(self, step: StepArrays) -> F32:
         """Write the step's tokens to their places, then read each sequence back through its block table."""
         self.num_forwards += 1
-        self._cache[step.slot_mapping] = step.input_ids
+        self._memory[np.where(step.slot_mapping < 0, self._scratch, step.slot_mapping)] = tokens_of(step)
         sequence_of_token = np.repeat(np.arange(len(step.slots)), np.diff(step.query_starts))
-        states = []
+        states: list[int | None] = []
         for t in step.logits_rows.tolist():
+            if t >= step.query_starts[-1]:
+                states.append(None)
+                continue
             state, table = 0, step.block_tables[sequence_of_token[t]]
             for position in range(int(step.positions[t]) + 1):
                 place = table[position // self._block_size] * self._block_size + position % self._block_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -55,7 +56,7 @@ def test_equals_the_reference(packer, options, value_width, deterministic):
         keys = torch.randn(num_tokens, KEY_HEADS, WIDTH, generator=generator) * 2
         values = torch.randn(num_tokens, KEY_HEADS, value_width, generator=generator)
         scores = Scores(0.3, options.get("sliding_window"), options.get("softcap"), options.get("sinks"))
-        paged = PagedStep(step, BLOCK, deterministic=deterministic)
+        paged = PagedStep(step, cache, deterministic=deterministic)
         got = paged_attention(query, keys, values, 0, paged, cache, scores)
         layer = cache.layers[0]
         expected = reference(query, layer.keys, layer.values, step, BLOCK, scaling=0.3, **options)
@@ -75,7 +76,7 @@ def test_nan_of_one_sequence_reaches_no_other(packer, deterministic):
         slots = np.repeat(step.slots, np.diff(step.query_starts))
         ill = torch.from_numpy(np.isin(slots, sick))
         keys[ill], values[ill] = float("nan"), float("nan")
-        paged = PagedStep(step, BLOCK, deterministic=deterministic)
+        paged = PagedStep(step, cache, deterministic=deterministic)
         output = paged_attention(query, keys, values, 0, paged, cache, Scores(WIDTH**-0.5))
         assert torch.isfinite(output[~ill]).all()
 
@@ -102,7 +103,7 @@ def test_no_decode_is_padded_to_more_than_twice_its_length(packer):
         p.join(slot)
     p.step([(slot, np.zeros(n, np.int64)) for slot, n in enumerate(lengths)])
     step = p.step([(slot, np.zeros(1, np.int64)) for slot in range(len(lengths))])
-    spans = PagedStep(step, BLOCK).spans(None)
+    spans = PagedStep(step, PagedCache(300, BLOCK)).spans(None)
     assert sorted(int(t) for span in spans for t in span.tokens) == list(range(len(lengths)))
     for span in spans:
         assert (span.num_keys <= 2 * (span.positions + BLOCK)).all()
@@ -127,10 +128,11 @@ def test_a_call_outside_of_a_step_is_refused():
 def test_what_would_be_ignored_is_refused(packer, module, others, says):
     p = packer(num_blocks=2, block_size=BLOCK)
     p.join(0)
-    step = PagedStep(p.step([(0, np.zeros(1, np.int64))]), BLOCK)
+    cache = PagedCache(2, BLOCK)
+    step = PagedStep(p.step([(0, np.zeros(1, np.int64))]), cache)
     mask = others.pop("mask", None)
     tensor = torch.zeros(1, 1, 1, 4)
-    with running(step, PagedCache(2, BLOCK)), pytest.raises(ModelError, match=says):
+    with running(step, cache), pytest.raises(ModelError, match=says):
         klero_attention(module, tensor, tensor, tensor, mask, sliding_window=None, **others)
 
 
@@ -160,3 +162,18 @@ def test_a_window_left_to_the_mask_comes_from_the_configuration(packer, monkeypa
         klero_attention(module, tensor, tensor, tensor, None)
         klero_attention(module, tensor, tensor, tensor, None, sliding_window=None)
     assert seen == [window, None]
+
+
+def test_padding_attends_to_nothing(packer):
+    """What lies in the memory of its output may be anything, NaN too; the layers behind must not meet it."""
+    p, cache = packer(num_blocks=4, block_size=BLOCK), PagedCache(4, BLOCK)
+    p.join(0)
+    step = p.step([(0, np.zeros(3, np.int64))])
+    step = dataclasses.replace(step, slot_mapping=np.append(step.slot_mapping, [-1, -1]))
+    query, keys, values = (torch.ones(5, heads, WIDTH) for heads in (HEADS, KEY_HEADS, KEY_HEADS))
+    torch.use_deterministic_algorithms(True)  # fills fresh memory with NaN
+    try:
+        output = paged_attention(query, keys, values, 0, PagedStep(step, cache), cache, Scores(1.0))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert output.flatten(1).unique(dim=1).tolist() == [[1.0], [1.0], [1.0], [0.0], [0.0]]

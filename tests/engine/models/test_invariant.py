@@ -170,7 +170,7 @@ def test_attention_is_the_same_bits_in_any_company(packer, dtype, heads, width, 
                 spans = [(n, slice(done[n], done[n] + count)) for n, count in step]
                 query, keys, values = (torch.cat([inputs[n][i][span] for n, span in spans]) for i in range(3))
                 arrays = p.step([(n, np.zeros(count, np.int64)) for n, count in step])
-                paged = PagedStep(arrays, block, deterministic=True)
+                paged = PagedStep(arrays, cache, deterministic=True)
                 output = paged_attention(query, keys, values, 0, paged, cache, Scores(0.3, **options))
                 for (n, span), rows in zip(spans, output.split([count for _, count in step]), strict=True):
                     found[n].append(rows)

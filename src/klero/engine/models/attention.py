@@ -108,7 +108,7 @@ def paged_attention(
 
     `query` is [T, H, D], `keys` [T, Hk, D], `values` [T, Hk, Dv]. Agrees with `reference` within rounding. With
     step.deterministic a token's output is the same bits whatever else the step computes, and however its prompt was
-    cut.
+    cut. Tokens behind the last sequence are padding: 0.
     """
     stored = cache.write(layer, keys, values, step)
     num_heads, num_key_heads, width = query.shape[1], keys.shape[1], values.shape[2]
@@ -118,6 +118,7 @@ def paged_attention(
         widths = query.shape[2], width + -width % REGISTERS
         shape = key_class(Head(num_heads // num_key_heads, *widths, query.dtype, scores.plain))
     output = query.new_empty(query.shape[0], num_heads, width)
+    output[step.num_tokens :] = 0  # padding attends to nothing
     for span in step.spans(shape):
         queries = query.index_select(0, span.tokens).view(span.batch, -1, num_heads, query.shape[2]).transpose(1, 2)
         if folded := scores.plain and queries.shape[2] == 1:

@@ -63,21 +63,43 @@ def run_step(
 ) -> torch.Tensor:
     """Return the logits [R, V] of `module`, already switched to klero's attention, for one packed step.
 
-    deterministic: a row's bits do not depend on what else is in the step (klero.engine.models.invariant).
+    deterministic: a row's bits do not depend on what else is in the step (klero.engine.models.invariant). Where a token
+    of the step comes as an embedding, the module is given embeddings only: those of the other ids are looked up.
     """
     device = module.device
     rows = torch.from_numpy(step.logits_rows).to(device)
-    arguments = {
-        "input_ids": torch.from_numpy(step.input_ids).long().to(device)[None],
-        "position_ids": torch.from_numpy(step.positions).long().to(device)[None],
-    }
+    ids = torch.from_numpy(step.input_ids).long().to(device)[None]
+    arguments = {"position_ids": torch.from_numpy(step.positions).long().to(device)[None]}
     # Caps and scales stand behind the head in some models, so the module's own forward picks the rows.
     kind: Any = type(module)
     keeps = _takes_logits_to_keep(kind)
     if keeps:
         arguments["logits_to_keep"] = rows
-    paged = PagedStep(step, cache.block_size, device, deterministic=deterministic)
+    paged = PagedStep(step, cache, device, deterministic=deterministic)
     plain = torch.autocast(device.type, enabled=False)  # a caller's autocast would mix dtypes
     with torch.inference_mode(), plain, running(paged, cache), BatchInvariant() if deterministic else nullcontext():
+        if step.inputs_embeds is None:
+            arguments["input_ids"] = ids
+        else:
+            arguments["inputs_embeds"] = _embed(module, ids, step)
         logits = call(module, weights, **arguments)
     return logits if keeps else logits[rows]
+
+
+def _embed(module: Any, ids: torch.Tensor, step: StepArrays) -> torch.Tensor:
+    """Return the embeddings [1, T, H] of a step: of its ids [1, T], and the given ones where it has some.
+
+    What the module does to embeddings after its table (a scale, a projection, positions) it does to both.
+    """
+    embeds: torch.Tensor = module.get_input_embeddings()(ids)
+    assert step.inputs_embeds is not None
+    assert step.is_embedded is not None
+    given = torch.from_numpy(step.inputs_embeds)
+    if given.shape[1] != embeds.shape[2]:
+        raise ModelError(
+            f"embeddings of width {given.shape[1]}: those of {type(module).__name__} have {embeds.shape[2]}; give what "
+            "module.get_input_embeddings() makes of ids"
+        )
+    places = torch.from_numpy(step.is_embedded.nonzero()[0])
+    rows = given.index_select(0, places).to(embeds.device, embeds.dtype)
+    return embeds.index_copy(1, places.to(embeds.device), rows[None])

@@ -1,23 +1,26 @@
 """Paged keys and values: where a step's tokens go, and which blocks its queries read.
 
 Block b of size s covers the cache rows b*s .. b*s+s-1 of every layer. `PagedStep` turns the host's step
-arrays into the tensors that all layers share, once a step; `PagedCache` holds the layers' keys and values.
+arrays into the tensors that all layers share, once a step; `PagedCache` holds the layers' keys and values. Behind
+the last block lies one more, the scratch block: tokens that belong to nobody are written there, and nobody reads it.
 Legend: T tokens of the step, B sequences and Q queries of a span, L gathered keys, H query heads, Hk key heads, D head
 width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from klero.errors import ModelError
+from klero.errors import BlockError, ModelError
 
 if TYPE_CHECKING:
     from klero.batch import StepArrays
+    from klero.batch.scheduler_output import BlockMoves
     from klero.engine.models.invariant.attention import KeyClass
 
 
@@ -81,13 +84,15 @@ class PagedStep:
     def __init__(
         self,
         step: StepArrays,
-        block_size: int,
+        cache: PagedCache,
         device: torch.device | str = "cpu",
         *,
         deterministic: bool = False,
     ) -> None:
         self.deterministic = deterministic
-        mapping = np.asarray(step.slot_mapping)
+        mapping, block_size = np.asarray(step.slot_mapping), cache.block_size
+        mapping = np.where(mapping < 0, cache.scratch_row, mapping)
+        self.num_tokens = int(step.query_starts[-1])  # those of sequences; what comes after them is padding
         self.slot_mapping = _to(mapping, device)  # int64 [T]: cache row of each token's key and value
         self.fresh_blocks = _to(mapping[mapping % block_size == 0] // block_size, device)  # first row written here
         self._step, self._block_size, self._device = step, block_size, device
@@ -152,23 +157,28 @@ class PagedCache:
     """The paged keys and values of all layers of one model.
 
     A layer's tensors are made at its first `write`, so the model itself says how many heads it keeps and how
-    wide they are; `reserve` makes the same tensors ahead of any write.
+    wide they are; `reserve` makes the same tensors ahead of any write. num_host_blocks: blocks of a second cache in
+    the host's memory, which `move_blocks` swaps with.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.num_blocks = num_blocks
-        self.block_size = block_size
+    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
+        self.num_blocks, self.block_size, self.num_host_blocks = num_blocks, block_size, num_host_blocks
+        self.scratch_row = num_blocks * block_size  # the first of the scratch block
         self.layers: dict[int, LayerCache] = {}
+        self.host_layers: dict[int, LayerCache] = {}
 
     def reserve(self, shapes: dict[int, tuple[int, int, int]], dtype: torch.dtype, device: torch.device) -> None:
         """Make every layer's tensors now. `shapes` maps a layer to key heads, key width and value width."""
-        rows = self.num_blocks * self.block_size
-        for layer, (heads, key_width, value_width) in shapes.items():
+        pinned = torch.device(device).type == "cuda" and self.num_host_blocks > 0
+        for layer, (heads, *widths) in shapes.items():
+            # zeros, not empty: what lies there is multiplied by weight 0, and a chance NaN would survive that
+            rows = (self.num_blocks + 1) * self.block_size
             self.layers[layer] = LayerCache(
-                # zeros, not empty: what lies there is multiplied by weight 0, and a chance NaN would survive
-                # that
-                torch.zeros(rows, heads, key_width, dtype=dtype, device=device),
-                torch.zeros(rows, heads, value_width, dtype=dtype, device=device),
+                *(torch.zeros(rows, heads, width, dtype=dtype, device=device) for width in widths)
+            )
+            rows = self.num_host_blocks * self.block_size
+            self.host_layers[layer] = LayerCache(
+                *(torch.zeros(rows, heads, width, dtype=dtype, device="cpu", pin_memory=pinned) for width in widths)
             )
 
     def shapes(self) -> dict[int, tuple[int, int, int]]:
@@ -195,7 +205,7 @@ class PagedCache:
         if step.fresh_blocks.numel():
             # A block's former owner may have left NaN behind; the padding of a decode reads those rows.
             for tensor in (cache.keys, cache.values):
-                tensor.view(self.num_blocks, -1).index_fill_(0, step.fresh_blocks, 0)
+                self._blocks(tensor).index_fill_(0, step.fresh_blocks, 0)
         cache.keys.index_copy_(0, step.slot_mapping, keys.to(cache.keys.dtype))
         cache.values.index_copy_(0, step.slot_mapping, values.to(cache.values.dtype))
         return cache
@@ -203,5 +213,51 @@ class PagedCache:
     def gather(self, tensor: torch.Tensor, span: Span) -> torch.Tensor:
         """Return the keys or values of a span as [B, Hk, L, D] (a view of a fresh [B, L or a little more, Hk, D])."""
         heads, width = tensor.shape[1:]
-        rows = tensor.view(self.num_blocks, -1).index_select(0, span.blocks)
+        rows = self._blocks(tensor).index_select(0, span.blocks)
         return rows.view(span.batch, -1, heads, width)[:, : span.num_keys].transpose(1, 2)
+
+    def move_blocks(self, moves: BlockMoves) -> None:
+        """Carry out the moves of a step in all layers: swap_out, copy, swap_in, zero, and each list in its order.
+
+        A block that is written and then read hands on what was written. BlockError, before anything moves, for a block
+        that does not exist.
+        """
+        self._check(moves)
+        copied: dict[int, int] = {}  # target -> the block whose content before all copies it gets
+        for source, target in moves.copy:
+            copied[target] = copied.get(source, source)
+        swapped_out = {place: block for block, place in moves.swap_out}
+        swapped_in = {block: place for place, block in moves.swap_in}
+        for layer, cache in self.layers.items():
+            host = self.host_layers[layer]
+            for here, there in ((cache.keys, host.keys), (cache.values, host.values)):
+                blocks, places = self._blocks(here), self._blocks(there)
+                _copy(blocks, places, swapped_out)
+                _copy(blocks, blocks, copied)
+                _copy(places, blocks, swapped_in)
+                if moves.zero:
+                    blocks.index_fill_(0, _to(moves.zero, blocks.device), 0)
+
+    def _blocks(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The rows of a layer by blocks: [blocks, block_size * heads * width]."""
+        return tensor.view(-1, self.block_size * tensor.shape[1] * tensor.shape[2])
+
+    def _check(self, moves: BlockMoves) -> None:
+        """Raise BlockError for a block that is not there; an index out of range would end a GPU's whole process."""
+        device = [block for block, _ in moves.swap_out] + [block for _, block in moves.swap_in]
+        device += [block for pair in moves.copy for block in pair] + list(moves.zero)
+        host = [place for _, place in moves.swap_out] + [place for place, _ in moves.swap_in]
+        for kind, found, num in (("device", device, self.num_blocks), ("host", host, self.num_host_blocks)):
+            if wrong := [block for block in found if not 0 <= block < num]:
+                raise BlockError(
+                    f"a move names the {kind} block {wrong[0]}, and there are {num} of them (0 .. {num - 1}); allocate "
+                    "more, or mend the scheduler"
+                )
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor, source_of: Mapping[int, int]) -> None:
+    """Copy blocks [source_of[target]] of one tensor to blocks [target] of another, or of the same."""
+    if source_of:
+        # All of the content is read before anything changes: a target may be a source as well.
+        content = source.index_select(0, _to(list(source_of.values()), source.device))
+        target.index_copy_(0, _to(list(source_of), target.device), content.to(target.device))

@@ -3,11 +3,12 @@
 A configuration does not tell whether a model can be paged: a layer may keep a state of its own, ignore
 positions, or mix neighbours in the packed row, and all of that computes without complaint. So the first thing
 a model does is a prefill next to half a prefill, then a decode next to the other half, and the logits must be
-those of two plain forwards.
+those of two plain forwards. Whether a module takes embeddings in place of ids is found out in the same way.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ def probe(module: Any) -> ProbeResult:
     weights = _float32_copy(module)
     cache = PagedCache(num_blocks=8, block_size=BLOCK_SIZE)
     first, second = _requests(module)
-    with _named(name), _short_windows(module):
+    with _named(f"{name} cannot compute a packed step"), _short_windows(module):
         expected = _eager_logits(module, weights, (first, second))
         packed = _packed_logits(module, weights, first, second, cache)
     missing = sorted(set(range(module.config.get_text_config().num_hidden_layers)) - set(cache.layers))
@@ -83,14 +84,14 @@ def probe(module: Any) -> ProbeResult:
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
+def _named(failed: str) -> Iterator[None]:
     """Turn whatever a foreign forward raises into a ModelError: the way out is the same."""
     try:
         yield
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(f"{name} cannot compute a packed step: {type(error).__name__}: {error}") from error
+        raise ModelError(f"{failed}: {type(error).__name__}: {error}") from error
 
 
 @contextmanager
@@ -143,7 +144,7 @@ def check_bits(module: Any) -> None:
     name = type(module).__name__
     cache = PagedCache(num_blocks=8, block_size=BLOCK_SIZE)
     first, second = _requests(module)
-    with _named(name):
+    with _named(f"{name} cannot compute a packed step"):
         with Audit():
             packed = _packed_logits(module, None, first, second, cache, deterministic=True)
         steps = [pack([(ids, 0, len(ids))], np.array([[6, 4, 5]], np.int32)) for ids in (first, second)]
@@ -180,14 +181,48 @@ def _float32_copy(module: Any) -> Weights:
 
 def _compare(name: str, packed: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
     """Raise ModelError if the logits [17, V] differ by more than rounding, relative to their spread."""
-    tolerance = TOLERANCE if dtype == torch.float32 else COARSE_TOLERANCE
     if packed.shape != expected.shape:
         raise ModelError(f"{name}: packed logits are {tuple(packed.shape)}, plain ones {tuple(expected.shape)}")
-    spread = float(expected.std())
-    distance = float((packed - expected).square().mean().sqrt())
-    if not distance <= tolerance * max(spread, 1e-12):  # also when either is NaN
+    if told := _differ(packed, expected, dtype):
         raise ModelError(
-            f"{name}: two packed requests give other logits than its eager attention (distance "
-            f"{distance:.3g}, spread {spread:.3g}, allowed {tolerance:g} of it in {dtype}), so klero would serve "
+            f"{name}: two packed requests give other logits than its eager attention ({told}), so klero would serve "
             "wrong tokens; the architecture needs a Model of its own"
         )
+
+
+def _differ(logits: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> str | None:
+    """Say by how much two tensors of logits of one shape differ; None if that is rounding, relative to their spread."""
+    tolerance = TOLERANCE if dtype == torch.float32 else COARSE_TOLERANCE
+    spread = float(expected.std())
+    distance = float((logits - expected).square().mean().sqrt())
+    if distance <= tolerance * max(spread, 1e-12):  # not when either is NaN
+        return None
+    return f"distance {distance:.3g}, spread {spread:.3g}, allowed {tolerance:g} of it in {dtype}"
+
+
+def embedding_width(module: Any, *, deterministic: bool) -> int:
+    """Return H, the width of the embeddings that `module`, switched to klero's attention, takes in place of ids.
+
+    ModelError unless the embeddings of ids give the logits of the ids: in bits, where the same step twice gives the
+    same bits. Most architectures do to embeddings, once they are looked up, what they do to given ones. Some need the
+    ids for more than that, or do something to ids alone, which may be little; a configuration does not tell.
+    """
+    name = f"{type(module).__name__} takes ids only"
+    tables = np.array([[5, 2, 0], [1, 7, 3]], np.int32)
+    step = pack([(ids, 0, len(ids)) for ids in _requests(module)], tables)
+    with _named(f"{name}, and fails with embeddings in place of them"):
+        with torch.inference_mode():
+            ids = torch.from_numpy(step.input_ids).long().to(module.device)
+            embeds = module.get_input_embeddings()(ids).float().cpu().numpy()
+        given = {"inputs_embeds": embeds, "is_embedded": np.ones(len(embeds), bool)}
+        embedded = dataclasses.replace(step, input_ids=np.zeros_like(step.input_ids), **given)
+        of_ids, again, of_embeddings = (
+            run_step(module, one, PagedCache(8, BLOCK_SIZE), deterministic=deterministic)
+            for one in (step, step, embedded)
+        )
+    told = _differ(of_embeddings.float(), of_ids.float(), module.dtype)
+    if told is None and torch.equal(of_ids, again) and not torch.equal(of_ids, of_embeddings):
+        told = f"by {float((of_ids - of_embeddings).abs().max()):.1g} at most, where rounding is the same"
+    if told:
+        raise ModelError(f"{name}: the embeddings of two requests give other logits than their ids ({told})")
+    return int(embeds.shape[1])

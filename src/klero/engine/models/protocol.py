@@ -5,6 +5,17 @@ step says where each token's go and where each sequence's lie. The other owns it
 False): it keeps whatever state it likes under the slot number, reads `slots`, `query_starts`, `positions` and
 `input_ids`, and ignores the block arrays. `TransformersModel` is of the first kind; toy models and bindings
 to other runtimes may be either.
+
+What only some models can is not part of the protocol; the engine asks with `getattr`, and does without:
+
+- `move_blocks(moves: BlockMoves) -> None`: carry out a step's moves of blocks, before its forward, in the order
+  swap_out, copy, swap_in, zero, and each list in its order. Without it nothing is shared, cached or swapped.
+- `allocate(..., num_host_blocks: int)`: that many blocks in the host's memory as well, to swap with; passed only where
+  there are to be some. Device and host blocks each have numbers from 0 on.
+- `hidden_size: int | None`: width of the rows that `StepArrays.inputs_embeds` may bring in place of ids; None, or no
+  such attribute: ids only, and the engine refuses a request with embeddings.
+- `weights_version() -> int`: changes when the weights do; cached prefixes that were computed under another are stale.
+- `close() -> None`: called once nothing runs on the model any more.
 """
 
 from __future__ import annotations
@@ -53,10 +64,11 @@ class Model(Protocol):
         `logits_rows[r]` of the packed step and speaks of the token that follows it. All T tokens enter the
         model's state, whether or not a row of theirs is asked for. What one sequence holds never changes the
         logits of another. The arrays of `step` are valid during the call only.
+
+        A padded step has tokens behind those of its sequences: their slot_mapping is -1, which goes to a block that
+        nobody else has (one behind the last) or nowhere, and their rows may be anything.
         """
         ...
-
-    # A model may have `close()`: it is called once nothing runs on it any more.
 
     def release(self, slot: int) -> None:
         """Forget the sequence in `slot`: it is finished, or will be computed again from its first token."""

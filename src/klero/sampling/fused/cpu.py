@@ -22,7 +22,7 @@ from klero.sampling.status import BAD, EMPTY, NO_TOKEN, OK
 
 TOP_P_OFF = TYPICAL_P_OFF = U64(2**32)
 ZERO = np.float32(0)
-WHOLE_ROW = -1
+WHOLE_ROW = -1  # in place of a number kept: every token is left, and none is listed
 FEW_BLOCKS = 64
 PURPOSE_COIN = U32(COIN)
 
