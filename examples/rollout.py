@@ -1,15 +1,20 @@
 """A rollout and a training step on the same weights: which importance ratios come out as 1, and what makes them so.
 
     pip install -c constraints.txt '.[engine]'      # the CPU build of torch first: README, Installing
-    python examples/rollout.py [MODEL] [DTYPE]
+    GOMP_SPINCOUNT=1000 python examples/rollout.py [MODEL] [DTYPE]      # bounds OpenMP's spinning (README, Threads)
 
 A policy gradient weighs each token by exp(trainer's logprob - rollout's logprob). Before the first step both have the
 same weights, so every ratio is 1 in theory. Without arguments it takes SmolLM2 in float32; bfloat16 shows how far
 a forward with other shapes is off in half precision.
+
+Which row a trainer's softmax has to be of: with filters alone, the receipt's kept mass or the kept set corrects the
+model's own row. The kept mass is a share of the row after bans, so with bans take the softmax over the kept set. With
+a bias, penalties or processors, do to the trainer's row first what they did (`klero.rewrite`), then take the kept set.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from collections.abc import Sequence
@@ -42,10 +47,10 @@ class Answer:
     advantage: float
 
 
-def roll_out(llm: LLM, prompts: Sequence[str]) -> list[Answer]:
+def roll_out(llm: LLM, prompts: Sequence[str], params: SamplingParams = PARAMS) -> list[Answer]:
     """Answers with their advantages: rewards, less the mean of the same prompt, over their deviation."""
     answers = []
-    for output in llm.generate(list(prompts), PARAMS):
+    for output in llm.generate(list(prompts), params):
         rewards = np.array([reward(choice.text) for choice in output.outputs])
         advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
         for choice, advantage in zip(output.outputs, advantages.tolist(), strict=True):
@@ -105,15 +110,34 @@ def ratios(llm: LLM, module: torch.nn.Module, answers: Sequence[Answer]) -> dict
         rows = trainer_rows(module, answers)
         raw, tempered = of_tokens(rows, answers), of_tokens(rows, answers, TEMPERATURE)
         replayed = of_tokens(keep(rows, answers), answers, TEMPERATURE)
+    mass = reported(answers, "kept_mass")
     logs = {
         "plain forward, raw, beside processed: two kinds": raw - reported(answers, "processed"),
         "the same at the temperature, filters forgotten": tempered - reported(answers, "processed"),
-        "  less the receipt's kept mass": tempered - reported(answers, "kept_mass") - reported(answers, "processed"),
+        "  less the receipt's ln of the kept mass": tempered - mass - reported(answers, "processed"),
         "  or with the kept set replayed": replayed - reported(answers, "processed"),
         "plain forward, raw, beside the receipt's raw": raw - reported(answers, "raw"),
         "klero's forward, raw, beside the receipt's raw": deterministic(llm, answers) - reported(answers, "raw"),
     }
     return {name: log.exp() for name, log in logs.items()}
+
+
+def most_common(answers: Sequence[Answer], num: int) -> list[int]:
+    """The ids that were said most often."""
+    times = np.bincount(np.concatenate([answer.token_ids for answer in answers]))
+    return [int(token_id) for token_id in np.argsort(-times)[:num]]
+
+
+def ratios_with_bans(module: torch.nn.Module, answers: Sequence[Answer]) -> dict[str, torch.Tensor]:
+    """The two corrections once more, where the filters saw a row without the banned tokens."""
+    with torch.no_grad():
+        rows = trainer_rows(module, answers)
+        tempered, replayed = of_tokens(rows, answers, TEMPERATURE), of_tokens(keep(rows, answers), answers, TEMPERATURE)
+    logs = {
+        "with bans, less ln of the kept mass: another row's": tempered - reported(answers, "kept_mass"),
+        "  but with the kept set replayed": replayed,
+    }
+    return {name: (log - reported(answers, "processed")).exp() for name, log in logs.items()}
 
 
 def train(module: torch.nn.Module, answers: Sequence[Answer], lr: float) -> tuple[float, torch.Tensor]:
@@ -141,7 +165,9 @@ def main(model: str = "smollm2", dtype: str = "float32", lr: float = 0.0005) -> 
         answers = roll_out(llm, PROMPTS)
         print(f"{len(answers)} answers, {sum(len(answer.token_ids) for answer in answers)} tokens")
         print(f"{'ratio of':<50}{'mean':>9}{'mean |r - 1|':>14}{'largest':>10}")
-        for name, ratio in ratios(llm, module, answers).items():
+        without = dataclasses.replace(PARAMS, bad_token_ids=most_common(answers, 5))
+        banned = ratios_with_bans(module, roll_out(llm, PROMPTS, without))
+        for name, ratio in (ratios(llm, module, answers) | banned).items():
             off = (ratio - 1).abs()
             print(f"{name:<50}{ratio.mean():>9.5f}{off.mean():>14.1e}{off.max():>10.1e}")
 

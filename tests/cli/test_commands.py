@@ -152,6 +152,13 @@ def test_bench_repeats_the_same_work():
     assert (found.model, found.dtype) == ("toy", "own dtype")
 
 
+def test_bench_computes_every_prompt_in_every_run(tiny_model):
+    """Though the prefix cache has them from the run before."""
+    llm = LLM(tiny_model, block_size=4, num_blocks=64)
+    bench.measure(llm, "tiny", SamplingParams(), requests=3, prompt_tokens=9, new_tokens=2, repeat=2)
+    assert llm.engine.times.num_tokens == 2 * 3 * (9 + 2 - 1)  # the last token is not computed
+
+
 @pytest.mark.parametrize("option", ["--requests", "--prompt-tokens", "--new-tokens", "--repeat"])
 def test_bench_refuses_nothing(option):
     with pytest.raises(OptionError, match=f"{option}=0: must be at least 1"):

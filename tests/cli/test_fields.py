@@ -121,7 +121,7 @@ def test_text_that_is_no_id_is_an_error(options, words):
         (["--allowed-token-ids", ""], "at least one token id"),
         (["--allowed-token-ids", "1", "--bad-token-ids", "1"], "allows nothing"),
         (["--bad-token-ids", "2"], "bad_token_ids"),
-        (["--output-ids", "2", "--presence-penalty", "1"], "must be token ids, integers in [0, 1]"),
+        (["--output-ids", "2", "--presence-penalty", "1"], "must be a list of token ids in [0, 1]: the logits"),
         (["--top-p-min", "0.1"], "means nothing without top_p_decay"),
     ],
 )

@@ -21,12 +21,13 @@ def check(said, *, off):
     """off: how far the ratios of a plain forward may be from 1."""
     head, _, *rows, step, after = said.splitlines()
     assert head == "12 answers, 192 tokens"
-    assert len(rows) == 6
+    assert len(rows) == 8
     mean, largest = zip(*(map(float, row.split()[-2:]) for row in rows), strict=True)
-    mixed, forgotten, corrected, replayed, plain, deterministic = mean
+    mixed, forgotten, corrected, replayed, plain, deterministic, with_bans, replayed_with_bans = mean
     assert mixed > 0.05
     assert forgotten > 0.05
-    assert max(corrected, replayed, plain) < off
+    assert max(corrected, replayed, plain, replayed_with_bans) < off
+    assert with_bans > 0.01  # the kept mass is of the row after the bans
     assert deterministic == largest[5] == 0
     better, worse = map(
         float, re.fullmatch(r"a step, loss \S+: .* better answers (\S+), of worse (\S+)", step).groups()

@@ -38,7 +38,7 @@ def score(
     width = width_without_padding(padded_from, rows.shape[1])
     tokens = ids_of("token_ids", token_ids, width)
     if len(tokens) != len(rows):
-        raise ParameterError([Fault("token_ids", token_ids, f"must be one id for each of the {len(rows)} rows")])
+        raise ParameterError([Fault("token_ids", token_ids, f"must be a list of {len(rows)} ids, one for each row")])
     asks = _asks(len(rows), _num_top(num_top, width), _each_once(ids_of("listed", listed, width)))
     said = room_for(asks, width)
     if choose_backend(backend) == "reference":

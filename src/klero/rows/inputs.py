@@ -113,7 +113,7 @@ def width_without_padding(padded_from: int | None, width: int) -> int:
 
 def ids_of(name: str, given: Any, width: int) -> npt.NDArray[np.int32]:
     """A list of token ids as int32, checked against the logits width."""
-    fault = Fault(name, given, f"must be token ids, integers in [0, {width - 1}], the width of the logits")
+    fault = Fault(name, given, f"must be a list of token ids in [0, {width - 1}]: the logits are {width} wide")
     try:
         ids = np.asarray(given)
     except (ValueError, TypeError, RuntimeError):

@@ -40,9 +40,10 @@ def sample(
     Args:
         logits: [R, V] float32, float16 or bfloat16; NumPy (bfloat16 also as uint16 bits), torch on the CPU, or anything
             with DLPack. Read, never modified. R may be 0; V is at most 2^22.
-        params: one SamplingParams for all rows, or a sequence of R. Everything that decides a token is read; n, stop,
-            max_tokens and the text fields belong to a request, which this function does not know. bad_words needs a
-            tokenizer and is an error here.
+        params: one SamplingParams for all rows, or a sequence of R. Everything that decides a token is read, and
+            what is said about it; n, stop, max_tokens, the text fields, prompt_logprobs, return_context_logits and
+            return_generation_logits belong to a request, which this function does not know. bad_words needs a tokenizer
+            and is an error here.
         positions: int or int [R], >= 0: the absolute index of the token being produced (prompt length for the first).
             None: the length of the row's prompt and output.
         seeds: None, int or int [R] (as SamplingParams.seed). A row's seed comes from here or from its params, not from
@@ -58,7 +59,7 @@ def sample(
         backend: "auto", "cpu" (Numba) or "reference" (NumPy); the tokens are the same, bit for bit.
 
     Returns: Sampled. With return_probs=True, `Sampled.probs` is the distribution that the token was drawn from, of the
-    same filtering; who wants probabilities alone leaves the token unused, and none of them depends on it.
+    same filtering (else None); who wants probabilities alone leaves the token unused, and none of them depends on it.
     Raises: LogitsError for what is not logits, ParameterError for parameters. Formula: docs/draw.md.
     """
     read = read_logits(logits)

@@ -309,7 +309,7 @@ def test_what_cannot_be_loaded(fake, file, tmp_path):
 def test_without_the_package(monkeypatch, file):
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     monkeypatch.setattr("builtins.__import__", refuse(__import__))
-    with pytest.raises(MissingExtra, match=r"llama-cpp-python is not installed; pip install 'klero\[llamacpp\]'"):
+    with pytest.raises(MissingExtra, match=r"llama-cpp-python is not installed; klero\[llamacpp\] brings it"):
         load_model(f"llama.cpp:{file()}")
 
 
@@ -334,7 +334,7 @@ def test_a_package_that_is_too_old(use, file):
 
 
 @pytest.mark.smollm2
-@pytest.mark.skipif(not have_package, reason="llama-cpp-python is not installed: pip install 'klero[llamacpp]'")
+@pytest.mark.skipif(not have_package, reason="llama-cpp-python is not installed: pip install '.[llamacpp]'")
 class TestTheRealOne:
     """On SmolLM2's GGUF file."""
 

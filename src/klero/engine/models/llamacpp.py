@@ -361,7 +361,8 @@ def library() -> Any:
     missing = [name for name in NEEDED if not hasattr(llama_cpp, name)]
     if missing or not hasattr(llama_cpp.llama_context_default_params(), "kv_unified"):
         raise ModelError(
-            f"llama-cpp-python {llama_cpp.__version__} is too old for klero; pip install -U 'klero[llamacpp]'"
+            f"llama-cpp-python {llama_cpp.__version__} is too old for klero; from a clone: "
+            "pip install -U -c constraints.txt '.[llamacpp]'"
         )
     if _listen not in _keep:
         llama_cpp.llama_backend_init()
