@@ -122,3 +122,18 @@ def test_what_the_sizes_must_be():
         batch_of(0)
     with pytest.raises(OptionError, match="max_len=13: the seats are 2 slots for 12 tokens"):
         batch_of(max_len=13, max_num_seqs=2, seats=Seats(2, 12))
+
+
+def test_seats_that_somebody_else_took():
+    """The seats may have another owner beside the batch; when none is left for a newcomer, nothing has changed."""
+    batch = batch_of(max_num_seqs=2, seats=Seats(2, 12, 100))
+    batch.update(SchedulerOutput({A: 1}, new=(new("a", [1], (3,)),)))
+    (foreign,) = batch.seats.setup_step([Seat("foreign", PARAMS, [1], 1)])
+    before = everything(batch)
+    both = (new("d", [1], (4,)), new("f", [1], (5,)))
+    with pytest.raises(SlotError, match=r"no slot for .'f', 0.: others hold seats"):
+        batch.update(SchedulerOutput({D: 1}, new=both, finished=(A,)))
+    assert everything(batch) == before
+    batch.seats.release(foreign)
+    batch.update(SchedulerOutput({D: 1}, new=both, finished=(A,)))
+    assert batch.num_seqs == 2

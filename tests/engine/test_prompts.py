@@ -49,3 +49,32 @@ def test_prompts_come_in_every_shape():
 def test_sizes_are_checked(option, value):
     with pytest.raises(ValueError, match=option):
         LLM(PagedToyModel(), **{option: value})
+
+
+def test_ids_behind_embeddings_come_in_every_shape():
+    llm, embeds = LLM(ToyModel()), np.ones((2, 4), np.float32)
+    ask = SamplingParams(max_tokens=2)
+    for ids in ([0], np.array([0]), (0,), np.array([1, 2]), [], None, np.array([], int)):
+        (output,) = llm.generate({"prompt_embeds": embeds, "prompt_token_ids": ids}, ask)
+        given = [] if ids is None else list(ids)
+        assert list(output.prompt_token_ids) == given
+        (again,) = llm.generate([{"prompt_embeds": embeds.tolist(), "prompt_token_ids": given}], ask)
+        assert again.outputs[0].token_ids == output.outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    "embeds, words",
+    [
+        (np.ones((2, 5), np.float32), r"shape \(2, 5\), must be \[positions, 4\]"),
+        (np.ones(4, np.float32), r"shape \(4,\)"),
+        (np.ones((0, 4), np.float32), "at least one position"),
+        (np.full((1, 4), np.nan, np.float32), "must be finite"),
+        (np.ones((1, 4), complex), "of floats, and this is complex128"),
+        (np.ones((1, 4), np.int64), "of floats, and this is int64"),
+        ("abcd", "of floats"),
+        ([[1.0], [2.0, 3.0]], "of floats"),
+    ],
+)
+def test_embeddings_that_are_none(embeds, words):
+    with pytest.raises(RequestError, match=words):
+        LLM(ToyModel()).generate({"prompt_embeds": embeds}, SamplingParams(max_tokens=1))

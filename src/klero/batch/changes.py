@@ -20,7 +20,7 @@ NO_ROWS = np.iinfo(np.int64).max  # scored_from of a sequence of which nothing i
 MAX_BLOCK = np.iinfo(np.int32).max
 
 
-class Plan(NamedTuple):
+class StepPlan(NamedTuple):
     """A step of N sequences, in its order.
 
     ids: who. slots: int64 [N], their indices. num_computed: int64 [N], tokens before the step. num_new: int64 [N],
@@ -39,7 +39,7 @@ class Plan(NamedTuple):
 
 
 NOBODY = np.zeros(0, np.int64)
-NO_STEP = Plan([], NOBODY, NOBODY, NOBODY, np.zeros(0, np.bool_), {}, None)
+NO_STEP = StepPlan([], NOBODY, NOBODY, NOBODY, np.zeros(0, np.bool_), {}, None)
 
 
 class Run(NamedTuple):
@@ -99,6 +99,9 @@ class Changes:
         free = batch.max_num_seqs - len(self.index_of)
         if len(new) > free:
             raise SlotError(f"new: no slot for {new[free].id}: all max_num_seqs={batch.max_num_seqs} are taken")
+        free = batch.seats.num_free + len(self._output.finished)
+        if len(new) > free:
+            raise SlotError(f"new: no slot for {new[free].id}: others hold seats that this batch did not give out")
         self.seats = batch.seats.checked(sequence.seat for sequence in new)
         lengths = [s.num_embedded + np.size(s.prompt_ids) + np.size(s.output_ids) for s in self.seats]
         self.num_computed = np.concatenate([self.num_computed, [sequence.num_computed for sequence in new]])
@@ -182,9 +185,9 @@ class Changes:
         longest = int(place.max())
         if longest >= tables.shape[1]:
             self._refuse_table("changed", self._name(int(slot[np.argmax(place)])), longest + 1)
-        again = tables[slot] == block_ids.astype(np.int32)[:, None]
+        again = tables[slot, :longest] == block_ids.astype(np.int32)[:, None]
         if again.any():  # a block that it has, or block 0 and an unused place
-            again &= np.arange(tables.shape[1]) < place[:, None]
+            again &= np.arange(longest) < place[:, None]
             for k in np.flatnonzero(again.any(axis=1)).tolist():
                 self._refuse_block("changed", self._name(int(slot[k])), int(block_ids[k]), " twice")
         self.num_blocks[slot] = place + 1
@@ -200,7 +203,7 @@ class Changes:
         rule = rule or f": must be in [0, {MAX_BLOCK}]"
         raise BlockError(f"{where}: {id} would have block {block}{rule}")
 
-    def _planned(self) -> Plan:
+    def _planned(self) -> StepPlan:
         num_tokens, ids = self._output.num_tokens, list(self._output.num_tokens)
         slots = self._slots(ids)
         num_new = np.fromiter(num_tokens.values(), np.int64, len(slots))
@@ -226,7 +229,7 @@ class Changes:
         if num_new.sum() > self._batch.max_num_batched_tokens:
             limit = self._batch.max_num_batched_tokens
             raise RequestError(f"num_tokens: {num_new.sum()} in all, and max_num_batched_tokens={limit}")
-        return Plan(ids, slots, computed, num_new, sampled, draft_ids, self._scored_from())
+        return StepPlan(ids, slots, computed, num_new, sampled, draft_ids, self._scored_from())
 
     def _slots(self, ids: list[SequenceId]) -> I64:
         """The slot index of each sequence of the step."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from klero.batch.changes import NO_STEP, Changes, Plan
+from klero.batch.changes import NO_STEP, Changes, StepPlan
 from klero.batch.columns import Column, Columns
 from klero.batch.scheduler_output import NewSequence, SchedulerOutput, SequenceId
 from klero.batch.seats import Seating
@@ -79,7 +79,7 @@ class InputBatch:
         self._slots: list[Slot | None] = [None] * self.num_slots
         self._sequences: list[NewSequence | None] = [None] * self.num_slots
         self._memory = Memory(max_num_batched_tokens, max_num_seqs, width)
-        self.plan: Plan = NO_STEP
+        self.plan: StepPlan = NO_STEP
         self._owners: tuple[I64, tuple[Slot, ...]] | None = None  # of the rows of the last step, until somebody leaves
 
     @property

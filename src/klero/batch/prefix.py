@@ -80,11 +80,11 @@ def _written(name: str, value: Any) -> bytes:
         kind, content = b"s", value.encode("utf-8", "surrogatepass")
     elif isinstance(value, bytes):
         kind, content = b"b", value
-    elif isinstance(value, (int, np.integer)):
+    elif isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         kind, content = b"i", str(int(value)).encode()
     elif isinstance(value, (tuple, list)):
         kind, content = b"t", b"".join(_written(name, item) for item in value)
-    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+    elif isinstance(value, np.ndarray) and value.dtype.kind in "biufcSU":
         about = _written(name, (value.dtype.str, value.dtype.name, value.shape))
         kind, content = b"a", about + hashlib.blake2b(value.tobytes(), digest_size=KEY_BYTES).digest()
     else:

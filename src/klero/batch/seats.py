@@ -64,6 +64,10 @@ class Seating(Protocol):
     def vocab_size(self) -> int | None:
         """Ids are below it; None: not known."""
 
+    @property
+    def num_free(self) -> int:
+        """Seats that nobody sits in."""
+
     def checked(self, scheduled: Iterable[Seat]) -> list[CheckedSeat]:
         """The seats with their tokens as arrays. Raises for one that cannot be seated, whatever is free."""
 
@@ -87,6 +91,11 @@ class Seats:
         if max_len < 1:
             raise OptionError(f"max_len={max_len}: must be >= 1")
         self.slots, self.history, self.vocab_size = Slots(num_slots), History(num_slots, max_len), vocab_size
+
+    @property
+    def num_free(self) -> int:
+        """Seats that nobody sits in."""
+        return self.slots.num_free
 
     def checked(self, scheduled: Iterable[Seat]) -> list[CheckedSeat]:
         """The seats with their tokens as int32; RequestError for what is no id, for no tokens, for too many."""

@@ -91,7 +91,10 @@ def bench(
 def measure(
     llm: LLM, name: str, params: SamplingParams, *, requests: int, prompt_tokens: int, new_tokens: int, repeat: int
 ) -> Measured:
-    """Run the same requests `repeat` times after a run that warms up; every request generates `new_tokens`."""
+    """Run the same requests `repeat` times after a run that warms up, each from an empty prefix cache.
+
+    Every request generates `new_tokens`.
+    """
     engine, params = llm.engine, replace(params, max_tokens=new_tokens, ignore_eos=True)
     rng = np.random.default_rng(0)
     prompts = rng.integers(0, engine.model.vocab_size, (requests, prompt_tokens)).tolist()
@@ -101,6 +104,7 @@ def measure(
     rates, firsts = [], []
     for i in range(repeat):
         print(f"run {i + 1} of {repeat} ...", file=sys.stderr)
+        llm.reset_prefix_cache()
         begin = time.perf_counter()
         outputs = llm.generate(prompts, params)
         seconds = time.perf_counter() - begin

@@ -10,6 +10,7 @@ import weakref
 from typing import Any
 
 from klero.engine import chat as chats
+from klero.engine.embeds import copied
 from klero.engine.llm import LLM
 from klero.engine.loop import Asked, EngineLoop
 from klero.engine.outputs import Delta, RequestOutput
@@ -92,6 +93,10 @@ class AsyncLLM:
         """End a request before the next step, with what it has; RequestError if none of that name waits or runs."""
         await asyncio.wrap_future(self._loop.abort(request_id))
 
+    async def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix, between two steps; see `LLM.reset_prefix_cache`."""
+        await asyncio.wrap_future(self._loop.reset_prefix_cache())
+
     async def close(self) -> None:
         """End every request with what it has and stop the thread; a second time does nothing."""
         await asyncio.to_thread(self._end)
@@ -110,6 +115,7 @@ class AsyncLLM:
         if params is not None and not isinstance(params, SamplingParams):
             raise RequestError("params: must be SamplingParams; SamplingParams.from_dict reads a dict")
         given, embeds = parts_of(prompt)
+        embeds = None if embeds is None else copied(embeds)  # the caller may write to his own at once
         text, ids = given if isinstance(given, str) else None, self.llm.tokenize(given)
         here = asyncio.get_running_loop()
         asked = Asked(name, ids, params or SamplingParams(), text, stream, here, embeds, priority, cache_salt)

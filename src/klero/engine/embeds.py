@@ -24,12 +24,7 @@ def checked_embeds(
     what = f"{request_id}: prompt_embeds"
     if width is None:
         raise RequestError(f"{what}: this model takes token ids only")
-    if hasattr(given, "detach"):  # torch, whatever dtype and device
-        given = given.detach().float().cpu().numpy()
-    try:
-        embeds = np.array(given, np.float32)
-    except (TypeError, ValueError):
-        raise RequestError(f"{what}: must be an array [positions, {width}] of floats") from None
+    embeds = copied(given, what)
     if embeds.ndim != 2 or embeds.shape[1] != width or not len(embeds):
         raise RequestError(f"{what}: has shape {embeds.shape}, must be [positions, {width}] with at least one position")
     if not np.isfinite(embeds).all():
@@ -39,3 +34,16 @@ def checked_embeds(
     if faults := [Fault(name, value, rule) for name, value in asked.items() if value not in (None, False)]:
         raise ParameterError(faults)
     return embeds
+
+
+def copied(given: Any, what: str = "prompt_embeds") -> npt.NDArray[np.float32]:
+    """Floats of NumPy, torch or nested lists as float32, in memory that nobody else writes to."""
+    if hasattr(given, "detach"):  # torch, whatever dtype and device
+        given = given.detach().float().cpu().numpy()
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError):
+        array = np.empty(0, object)
+    if array.dtype.kind != "f":
+        raise RequestError(f"{what}: must be an array [positions, width] of floats, and this is {array.dtype}")
+    return array.astype(np.float32)

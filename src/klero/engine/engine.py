@@ -67,6 +67,8 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._choice_of_slot: dict[int, Choice] = {}
         self._deltas: list[Delta] = []  # of requests that stream, until somebody takes them
+        self._leaving: list[Choice] = []  # have ended, and their seats are not free yet
+        self._unanswered: list[Request] = []  # have ended, and nobody was told, as an exception came before
         self._interrupted: list[Request] = []  # had a part in the step that failed last
         self._whole = True  # False: something was cut short, and nobody knows what batch and blocks hold
         self._weights = _weights_version(model)
@@ -114,7 +116,8 @@ class Engine:
         if request_id in self._requests:
             raise RequestError(f"request_id={request_id!r}: a request of that name is running; choose another")
         asked = NewRequest(request_id, prompt, prompt_ids, params, prompt_embeds, cache_salt, priority)
-        request = admit(asked, self.limits, self.vocabulary, self.encode, getattr(self.model, "hidden_size", None))
+        width = None if prompt_embeds is None else getattr(self.model, "hidden_size", None)  # asked where it matters
+        request = admit(asked, self.limits, self.vocabulary, self.encode, width)
         self._check_queue(request)
         request.seed = self.seeds.next() if params.seed is None else seed_bits(params.seed)
         request.reproducible, request.stream, request.prompt_index = self.reproducible, stream, prompt_index
@@ -157,8 +160,9 @@ class Engine:
             for request in [request for name, request in self._requests.items() if name in gone]:
                 for choice in request.choices:
                     if choice.finished is None:
-                        self._leave(choice)
+                        self._remove(choice)
                 del self._requests[request.request_id]
+            self._vacate()
             self._deltas = [delta for delta in self._deltas if delta.request_id not in gone]
 
     def step(self) -> list[RequestOutput]:
@@ -189,9 +193,9 @@ class Engine:
                 self._whole = True
                 raise
             num_tokens = self._computed(plan.planned, state)
-            ended = self._score(plan.planned, parts)  # first: whoever ends here is given no token
+            ended = self._unanswered + self._score(plan.planned, parts)  # first: whoever ends here is given no token
             ended += self._bring(self.sampler.update_requests(state), StepRows(state.host.logprobs, logits))
-            outputs = self._answers(ended)
+            outputs, self._unanswered = self._answers(ended), []
         times.lap("finish")
         times.count(num_tokens, rows.num_rows)
         return outputs
@@ -223,12 +227,27 @@ class Engine:
         self._whole = True
 
     def _start_over(self) -> None:
-        """Nobody knows what batch, blocks and model hold: every sequence is seated and computed again."""
+        """Nobody knows what batch, blocks and model hold: every sequence is seated and computed again.
+
+        One whose token came only halfway ends with an error.
+        """
+        for request in self._requests.values():
+            if any(c.finished is None and c.finish.num_tokens != c.num_brought for c in request.choices):
+                self._break_off(request)
+        self._unanswered = [r for r in self._requests.values() if all(c.finished is not None for c in r.choices)]
+        self._leaving = []
         alive = [c for r in self._requests.values() for c in r.choices if c.finished is None and c.computes]
         self.scheduler.start_over(alive)
         for index in self.batch.keep(()):
             self.model.release(index)
         self._choice_of_slot = {}
+
+    def _break_off(self, request: Request) -> None:
+        """End a request of which nobody knows what its last step brought."""
+        running = [choice for choice in request.choices if choice.finished is None]
+        request.fail("the step was interrupted while its token was brought; ask again")
+        if request.stream:
+            self._deltas += [choice.delta() for choice in running]
 
     def _lay_out(self, plan: Plan) -> tuple[StepArrays, Step]:
         """Tell the batch what the step does, and take its arrays and rows."""
@@ -247,7 +266,8 @@ class Engine:
     def _computed(self, planned: Sequence[Planned], state: SampleState) -> int:
         """Note what the step computed, for each sequence; the tokens in all."""
         self._num_steps += 1
-        bad = set(state.step.slot_of_row[state.host.status != OK].tolist())
+        num_rows = state.step.row_starts[-1]  # those behind are padding
+        bad = set(state.step.slot_of_row[:num_rows][state.host.status[:num_rows] != OK].tolist())
         for plan in planned:
             choice, begin, end, num_prompt = plan.choice, plan.num_computed, plan.end, plan.choice.num_prompt
             choice.request.clock.take_part(self._num_steps, min(end, num_prompt) - min(begin, num_prompt))
@@ -268,6 +288,7 @@ class Engine:
             if not choice.draws and choice.finished is None and choice.num_computed == choice.num_tokens:
                 self._end_choices(choice.request, FinishReason.LENGTH)  # those that computed nothing as well
                 ended.append(choice.request)
+        self._vacate()
         return ended
 
     def _bring(self, updates: list[TokenUpdate], said: StepRows) -> list[Request]:
@@ -284,8 +305,10 @@ class Engine:
                 choice.request.clock.drew()
             choice.take(said, update.rows)
             self._hand_out(choice, update.token_ids)
+            choice.num_brought = choice.finish.num_tokens
             if choice.finished is not None:
                 ended.append(choice.request)
+        self._vacate()
         return ended
 
     def _hand_out(self, choice: Choice, token_ids: tuple[int, ...] = ()) -> None:
@@ -293,11 +316,12 @@ class Engine:
         if choice.request.stream:
             self._deltas.append(choice.delta(token_ids))
         if choice.finished is not None:
-            self._leave(choice)
+            self._remove(choice)
 
     def _answers(self, ended: list[Request]) -> list[RequestOutput]:
-        """The answers of those of these requests whose choices all have finished."""
-        done = [request for request in dict.fromkeys(ended) if all(c.finished is not None for c in request.choices)]
+        """The answers of those of these requests whose choices all have finished, unless they were given already."""
+        here = [request for request in dict.fromkeys(ended) if self._requests.get(request.request_id) is request]
+        done = [request for request in here if all(choice.finished is not None for choice in request.choices)]
         outputs = [_answer(request) for request in done]
         for request in done:
             del self._requests[request.request_id]
@@ -306,6 +330,7 @@ class Engine:
     def _end(self, request: Request, reason: FinishReason, message: str) -> RequestOutput:
         """End a request from outside, with what it has so far."""
         self._end_choices(request, reason, message)
+        self._vacate()
         (output,) = self._answers([request])
         return output
 
@@ -316,21 +341,36 @@ class Engine:
                 choice.finished = choice.finish.end(reason, message)
                 self._hand_out(choice)
 
-    def _leave(self, choice: Choice) -> None:
-        """Free everything that a choice holds, once."""
+    def _remove(self, choice: Choice) -> None:
+        """Free the blocks of a choice that has ended, once; its seat follows in `_vacate`."""
         if choice.computes:
             self.scheduler.remove(choice)
         if choice.slot is not None:
-            index, choice.slot = choice.slot.index, None
-            self.batch.update(SchedulerOutput(finished=(choice.id,)))
-            self.model.release(index)
-            del self._choice_of_slot[index]
+            self._leaving.append(choice)
+
+    def _vacate(self) -> None:
+        """Free the seats of those that have ended, in one record."""
+        if not self._leaving:
+            return
+        self.batch.update(SchedulerOutput(finished=tuple(choice.id for choice in self._leaving)))
+        for choice in self._leaving:
+            assert choice.slot is not None
+            self.model.release(choice.slot.index)
+            del self._choice_of_slot[choice.slot.index]
+            choice.slot = None
+        self._leaving = []
 
     def _check_queue(self, request: Request) -> None:
         num, most = len(self.scheduler.waiting), self.options.max_num_waiting
-        if most is not None and num + len(request.choices) > most:
-            what = f"{num} choices wait, this request brings {len(request.choices)}"
-            raise QueueFullError(f"{request.request_id}: {what}, and max_num_waiting={most}; try again later")
+        brings = sum(choice.computes for choice in request.choices)
+        if most is None or num + brings <= most:
+            return
+        if brings > most:
+            raise RequestError(f"{request.request_id}: n={brings} choices never fit into max_num_waiting={most}")
+        raise QueueFullError(
+            f"{request.request_id}: {num} choices wait, this request brings {brings}, and max_num_waiting={most}; "
+            "try again when some have started"
+        )
 
     def _look_at_weights(self) -> None:
         """Forget cached prefixes when the weights are others than before; looked at when nothing runs."""

@@ -214,8 +214,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix: for weights that were changed where the model cannot see it."""
-        self._turns.check_usable()
-        self.engine.reset_prefix_cache()
+        self._turns.reset_prefix_cache()
 
     def tokenize(self, prompt: Prompt) -> Sequence[int]:
         """Return the token ids of a prompt: a text by the tokenizer, ids as they are. RequestError if that fails."""

@@ -67,6 +67,10 @@ class EngineLoop:
         """End a request before the next step, with what it has. The future has a RequestError for an unknown one."""
         return self._call(lambda: self._finish([self._engine.abort(request_id)]))
 
+    def reset_prefix_cache(self) -> Future[None]:
+        """Forget every cached prefix before the next step."""
+        return self._call(self._engine.reset_prefix_cache)
+
     def drop(self, asked: Asked) -> None:
         """End a request that nobody waits for any more; nothing if it has ended."""
         with contextlib.suppress(RequestError):  # everything has ended already

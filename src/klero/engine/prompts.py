@@ -39,7 +39,8 @@ def parts_of(prompt: Prompt) -> tuple[str | Sequence[int], Any]:
     if unknown or prompt.get("prompt_embeds") is None:
         what = f"{unknown[0]!r}: unknown here" if unknown else "prompt_embeds is missing"
         raise RequestError(f"a prompt as a dict: {what}; it has 'prompt_embeds' and may have 'prompt_token_ids'")
-    return ids_of(prompt.get("prompt_token_ids") or []), prompt["prompt_embeds"]
+    ids = prompt.get("prompt_token_ids")
+    return [] if ids is None else ids_of(ids), prompt["prompt_embeds"]
 
 
 def priorities_of(priority: int | Sequence[int], num_prompts: int) -> list[Any]:

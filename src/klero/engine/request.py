@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from klero.batch import Held, Seat, SequenceId, Slot
 from klero.engine.outputs import CompletionOutput, Delta, RequestOutput
-from klero.engine.scores import PromptScores, StepRows, TokenScores
+from klero.engine.scores import Growing, PromptScores, StepRows, TokenScores
 from klero.engine.times import RequestClock
 from klero.engine.words import Word
 from klero.finish import Finish, Finished, FinishReason
@@ -22,7 +23,8 @@ class Choice:
 
     rank: its place among all that wait or run. running: it takes part in steps; else it waits. seated: it has a seat in
     the batch, or takes one in the step that is planned; slot: which, None while there is none. num_computed: tokens
-    whose K/V its blocks have; held: these blocks; sent: those of them that the batch knows. num_streamed: tokens that
+    whose K/V its blocks have; held: these blocks; sent: those of them that the batch knows. num_brought: tokens of
+    which everything is done that follows a token. num_streamed: tokens that
     went out in deltas. delta_sent: the first delta, and with it the echo, is out. scores: what is said about its
     tokens; prompt_scores: about the prompt's. Both None where nothing was asked.
     """
@@ -37,6 +39,8 @@ class Choice:
     num_computed: int = 0
     held: Held = field(default_factory=Held)
     sent: list[int] = field(default_factory=list)
+    num_brought: int = 0
+    _tokens: Growing = field(default_factory=lambda: Growing(np.int32))
     num_streamed: int = 0
     delta_sent: bool = False
     finished: Finished | None = None
@@ -66,19 +70,22 @@ class Choice:
     @property
     def num_prompt(self) -> int:
         """Positions of the prompt, embedded ones included."""
-        return self.request.num_embedded + len(self.request.prompt_ids)
+        return self.request.num_prompt
 
     @property
     def num_tokens(self) -> int:
         """Prompt and output so far."""
-        return self.num_prompt + self.finish.num_tokens
+        return self.request.num_prompt + self.finish.num_tokens
 
     def token_array(self) -> npt.NDArray[np.int32]:
-        """Prompt and output so far, int32 [num_tokens]; 0 for what is embedded."""
-        array = np.zeros(self.num_tokens, np.int32)
-        array[self.request.num_embedded : self.num_prompt] = self.request.prompt_ids
-        array[self.num_prompt :] = self.finish.token_ids
-        return array
+        """Prompt and output so far, int32 [num_tokens]; 0 for what is embedded. A view, until the next token."""
+        if not len(self._tokens.values):
+            self._tokens.extend(np.zeros(self.request.num_embedded, np.int32))
+            self._tokens.extend(np.array(self.request.prompt_ids, np.int32))
+        new = self.finish.tokens_since(len(self._tokens.values) - self.num_prompt)
+        if new:
+            self._tokens.extend(np.array(new, np.int32))
+        return self._tokens.values
 
     def seat(self, end_token_ids: tuple[int, ...]) -> Seat:
         """What it brings to its slot, with what it has generated so far."""
@@ -155,6 +162,11 @@ class Request:
     def num_embedded(self) -> int:
         """Positions of the prompt that are given as embeddings."""
         return 0 if self.prompt_embeds is None else len(self.prompt_embeds)
+
+    @cached_property
+    def num_prompt(self) -> int:
+        """Positions of the prompt, embedded ones included."""
+        return self.num_embedded + len(self.prompt_ids)
 
     def output(self) -> RequestOutput:
         """The answer, once every choice has finished."""

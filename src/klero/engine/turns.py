@@ -97,6 +97,12 @@ class Turns:
                 raise RequestError(f"request_id={request_id!r}: no such request is waiting or running")
             self._aborts.append(request_id)
 
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix, between two steps of whoever runs."""
+        self.check_usable()
+        with self._step_lock:
+            self._engine.reset_prefix_cache()
+
     def close(self) -> None:
         """End what runs, with what it has, and close the engine; a second time does nothing."""
         self._closing = True  # whoever comes to the engine first shuts it: the lock alone may go to its owner again

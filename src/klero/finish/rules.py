@@ -63,6 +63,10 @@ class Finish:
         """The ids generated so far, the one that ended the sequence included; O(n)."""
         return tuple(self._token_ids)
 
+    def tokens_since(self, first: int) -> list[int]:
+        """The tokens so far from number `first` on."""
+        return self._token_ids[first:]
+
     @property
     def num_tokens(self) -> int:
         """How many tokens were generated so far."""

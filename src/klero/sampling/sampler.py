@@ -76,7 +76,7 @@ COLUMNS = {
 }
 
 
-class Held(NamedTuple):
+class Seated(NamedTuple):
     """What the sampler keeps of a sequence beside its columns."""
 
     slot: Slot
@@ -109,7 +109,12 @@ class Sampler:
         self.columns = Columns(num_slots, COLUMNS)
         self.history = History(num_slots, max_len)
         self.rules = None if self.backend == "reference" else Rules(num_slots, self.padded_from, self.history)
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, Seated] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Seats that nobody sits in."""
+        return self.slots.num_free
 
     def checked(self, scheduled: Iterable[Seat]) -> list[CheckedSeat]:
         """The seats with seeds as bits and tokens as arrays. Raises for one that `setup_step` would refuse."""
@@ -265,7 +270,7 @@ class Sampler:
     def _seat(self, slot: Slot, seat: Seat) -> None:
         params, output = seat.params, np.asarray(seat.output_ids)
         self.history.start(slot.index, seat.prompt_ids, output)
-        self._held[slot.index] = Held(slot, seat)
+        self._held[slot.index] = Seated(slot, seat)
         top_p = 0 if params.decay is None else top_p_after(params.decay, output.tolist())
         row = params.row if params.decay is None else params.row_at(top_p)
         self.columns.write(

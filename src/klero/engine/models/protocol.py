@@ -9,7 +9,8 @@ to other runtimes may be either.
 What only some models can is not part of the protocol; the engine asks with `getattr`, and does without:
 
 - `move_blocks(moves: BlockMoves) -> None`: carry out a step's moves of blocks, before its forward, in the order
-  swap_out, copy, swap_in, zero, and each list in its order. Without it nothing is shared, cached or swapped.
+  swap_out, copy, swap_in, zero, and each list in its order. Without it the children of a request share no block by
+  copy, and nothing is swapped.
 - `allocate(..., num_host_blocks: int)`: that many blocks in the host's memory as well, to swap with; passed only where
   there are to be some. Device and host blocks each have numbers from 0 on.
 - `hidden_size: int | None`: width of the rows that `StepArrays.inputs_embeds` may bring in place of ids; None, or no
