@@ -1,10 +1,11 @@
-"""What batching is worth on SmolLM2: `python -m benchmarks.batching_engine`, `--only prefix swap`, `--rounds 3`, `--peers`.
+"""What batching is worth on SmolLM2: `python -m benchmarks.batching_engine`, `--only prefix swap`, `--rounds 3`.
 
 Time to the first token of 32 requests that share 1,000 tokens, with the prefix cache, empty at first, and without it;
 eight choices of one prompt, with its blocks shared and without; the share of scheduler and batch in a step of 64
 decoding requests; what microbatches cost; a preempted sequence of 1,000 tokens swapped and computed again. float32, one
-thread, klero as it comes (deterministic). Candidates take turns in one process; medians. `--peers`: transformers too,
-which takes minutes. Appends to results/batching_engine.jsonl.
+thread, klero as it comes (deterministic). Candidates take turns in one process; medians, by the wall clock and in
+processor time, which other processes disturb less. `--peers`: transformers as well. Appends to
+results/batching_engine.jsonl.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy as np
 
 from benchmarks import THREADS, machine
 from klero import LLM, SamplingParams
+from klero.engine import Progress
 
 RESULTS = Path(__file__).parent / "results" / "batching_engine.jsonl"
 SHARED, OWN, REQUESTS = 1000, 8, 32
@@ -110,10 +112,15 @@ def prefix(models: Models, peers: bool) -> dict[str, Candidate]:
 
     def klero(llm: LLM) -> Numbers:
         llm.reset_prefix_cache()
-        outputs, took = timed(lambda: llm.generate(prompts, greedy(1)))
-        firsts = [output.metrics.seconds_to_first_token or 0.0 for output in outputs]
+        begin, firsts = time.process_time(), [0.0]
+
+        def look(progress: Progress) -> None:  # a request is done with its first token
+            firsts.extend([time.process_time() - begin] * (progress.done - len(firsts) + 1))
+
+        outputs, took = timed(lambda: llm.generate(prompts, greedy(1), progress=look))
+        took["to first token"] = sum(output.metrics.seconds_to_first_token or 0.0 for output in outputs)
         computed = sum(output.metrics.num_prompt_tokens_computed for output in outputs)
-        return took | {"to first token": sum(firsts), "prompt tokens computed": computed}
+        return took | {"cpu to first token": sum(firsts), "prompt tokens computed": computed}
 
     def transformers(shares: bool) -> Numbers:
         firsts, took = timed(lambda: models.continuous(prompts, shares=shares))
@@ -204,21 +211,23 @@ def swap(models: Models, peers: bool) -> dict[str, Candidate]:
 
     def klero(llm: LLM, preempts: bool) -> Numbers:
         engine, took = llm.engine, []
-        engine.add_request("preempted", prompt, greedy(4 + PREEMPTIONS))
-        while engine.num_generated == 0 or engine.times.num_rows < 2:
-            engine.step()
-        for _ in range(PREEMPTIONS):
-            before, begin = engine.num_generated, time.perf_counter()
+
+        def go_on() -> None:
+            before = engine.num_generated
             if preempts:
                 engine.scheduler.preempt(engine.scheduler.running[0])
             while engine.num_generated == before:
                 engine.step()
-            took.append(time.perf_counter() - begin)
+
+        engine.add_request("preempted", prompt, greedy(4 + PREEMPTIONS))
+        while engine.num_generated == 0 or engine.times.num_rows < 2:
+            engine.step()
+        took += [timed(go_on)[1] for _ in range(PREEMPTIONS)]
         output = engine.abort("preempted")
         if output.metrics.num_preemptions != PREEMPTIONS * preempts:
             raise RuntimeError(f"{output.metrics.num_preemptions} preemptions")
         engine.times.reset()
-        return {"seconds": statistics.median(took)}
+        return {key: statistics.median(one[key] for one in took) for key in took[0]}
 
     off: dict[str, Any] = {"enable_prefix_caching": False}
     again, swapped, cached = models.llm(room, **off), models.llm(room, **off, swap_space=0.25), models.llm(room)
@@ -237,20 +246,35 @@ RATIOS = {  # case: (what, slower, faster)
     "microbatches": ("seconds", f"max_microbatch_tokens={MICROBATCH}", "whole"),
     "swap": ("seconds", "computed again", "swapped out and in"),
 }
+Found = dict[str, dict[str, list[float]]]
 
 
-def measure(name: str, models: Models, rounds: int, peers: bool) -> dict[str, dict[str, list[float]]]:
-    """Everything that the candidates of a case give, round by round, after a short warm-up of the process."""
+def measure(name: str, models: Models, rounds: int, peers: bool) -> Found:
+    """Everything that the candidates of a case give, round by round."""
     candidates = CASES[name](models, peers)
-    found: dict[str, dict[str, list[float]]] = {who: {} for who in candidates}
+    found: Found = {who: {} for who in candidates}
     for i in range(rounds):
         for who in list(candidates)[:: 1 if i % 2 == 0 else -1]:
             numbers = candidates[who]()
             shown = ", ".join(f"{key} {value:.4g}" for key, value in numbers.items())
             print(f"{name} {i + 1}: {who}: {shown} (load {machine.load_average()})", file=sys.stderr, flush=True)
             for key, value in numbers.items():
-                found[who].setdefault(key, []).append(value)
+                found[who].setdefault(key, []).append(float(f"{value:.5g}"))
     return found
+
+
+def judge(name: str, found: Found) -> Numbers:
+    """Print the medians of a case, and return what is judged by: ratios by wall clock and processor, or a share."""
+    medians = {who: {key: statistics.median(all) for key, all in of.items()} for who, of in found.items()}
+    for who, numbers in medians.items():
+        print(f"  {name:13} {who:42} " + ", ".join(f"{key} {value:.4g}" for key, value in numbers.items()))
+    if name not in RATIOS:
+        return {name: medians["64 decodes"]["scheduler and batch"]}
+    key, slower, faster = RATIOS[name]
+    keys = {name: key, f"{name}, cpu": "cpu" if key == "seconds" else f"cpu {key}"}
+    ratios = {what: round(medians[slower][key] / medians[faster][key], 3) for what, key in keys.items()}
+    print(f"  {name:13} {slower} / {faster}: " + ", ".join(f"{what} {value}" for what, value in ratios.items()))
+    return ratios
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -259,39 +283,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batching_engine", description=about)
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--peers", action="store_true", help="transformers beside it")
+    parser.add_argument("--peers", action="store_true", help="transformers as well, which takes minutes")
     options = parser.parse_args(arguments)
     logging.getLogger("transformers").setLevel(logging.ERROR)
     before, models = machine.load_average(), Models()
     models.llm(1024).generate(tokens(2, 40, seed=9), greedy(4))  # the first forwards of a process are slower
     found = {name: measure(name, models, options.rounds, options.peers) for name in options.only}
-    ratios: Numbers = {}
-    print(f"SmolLM2, float32, {THREADS} thread, medians of {options.rounds}; load {before}, {machine.load_average()}")
-    for name, candidates in found.items():
-        medians = {who: {key: statistics.median(all) for key, all in n.items()} for who, n in candidates.items()}
-        for who, numbers in medians.items():
-            print(f"  {name:13} {who:42} " + ", ".join(f"{key} {value:.4g}" for key, value in numbers.items()))
-        if name in RATIOS:
-            key, slower, faster = RATIOS[name]
-            ratios[name] = round(medians[slower][key] / medians[faster][key], 3)
-            print(f"  {name:13} {slower} / {faster}: {ratios[name]:.2f}")
-        elif name == "step":
-            ratios[name] = round(medians["64 decodes"]["scheduler and batch"], 5)
-    record = {
-        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "about": machine.describe(THREADS),
-        "load": [before, machine.load_average()],
-        "found": {
-            name: {
-                who: {key: [float(f"{v:.5g}") for v in all] for key, all in n.items()} for who, n in found_of.items()
-            }
-            for name, found_of in found.items()
-        },
-        "ratios": ratios,
-    }
+    load = [before, machine.load_average()]
+    print(f"SmolLM2, float32, {THREADS} thread, medians of {options.rounds} rounds; load {load[0]} to {load[1]}")
+    judged: Numbers = {}
+    for name in found:
+        judged |= judge(name, found[name])
+    about_run = {"about": machine.describe(THREADS), "load": load}
+    record = {"when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), **about_run}
     with RESULTS.open("a") as file:
-        file.write(json.dumps(record) + "\n")
-    return int(ratios.get("prefix", SPEEDUP) < SPEEDUP or ratios.get("step", 0.0) > SHARE)
+        file.write(json.dumps(record | {"found": found, "judged": judged}) + "\n")
+    return int(judged.get("prefix", SPEEDUP) < SPEEDUP or judged.get("step", 0.0) > SHARE)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ class Candidates:
 
     def __init__(self, dtype: str, threads: int) -> None:
         sizes: dict[str, Any] = {"threads": threads, "max_num_seqs": 64, "num_blocks": 64 * 12, "seed": 1}
+        sizes |= {"enable_prefix_caching": False}  # rounds repeat their prompts
         self.llm = LLM("smollm2", dtype=dtype, **sizes)
         self.module: Any = self.llm.engine.model.module  # type: ignore[attr-defined]
         self.off = LLM(self.module, deterministic=False, tokenizer=self.llm.tokenizer, **sizes)

@@ -21,7 +21,10 @@ def tokens_per_second(say: Callable[[str], None]) -> dict[str, Any] | None:
     from klero.engine import LLM
 
     say(f"LLM.generate: {REQUESTS} requests of {PROMPT_TOKENS} + {NEW_TOKENS} tokens")
-    llm = LLM("smollm2", dtype="float32", max_num_seqs=REQUESTS, num_blocks=REQUESTS * 16, seed=1)
+    llm = LLM(
+        "smollm2", dtype="float32", max_num_seqs=REQUESTS, num_blocks=REQUESTS * 16, seed=1,
+        enable_prefix_caching=False,  # runs repeat their prompts
+    )  # fmt: skip
     tokenizer: Any = llm.tokenizer
     ids = [list(tokenizer.encode(prompt)) for prompt in PROMPTS]
     prompts = [(ids[i % len(ids)] * PROMPT_TOKENS)[i : i + PROMPT_TOKENS] for i in range(REQUESTS)]

@@ -6,6 +6,7 @@ The reference is a request that runs alone, whole, on a toy model that owns its 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.engine.said import assert_same
 from klero import SamplingParams
 from klero.batch import Buckets
 from klero.engine import Engine
+from klero.engine.models import load_model
 from klero.testing.models import PagedToyModel, ToyModel
 
 CONTEXT = 96
@@ -93,15 +95,17 @@ def alone(model: Any, one: Asked, **options: Any) -> Any:
 def run(engine: Engine, asked: list[Asked], *, preempt: float = 0.0, seed: int = 0) -> dict[str, Any]:
     """The answers by name. preempt: how often somebody who runs is preempted."""
     source, left, found, steps = random.Random(seed), sorted(asked, key=lambda one: one.arrives), {}, 0
+    num_left = 30  # preemptions; else a long prompt in small chunks would never come to its end
     while left or engine.num_unfinished:
         while left and left[0].arrives <= steps:
             add(engine, left.pop(0))
-        if engine.scheduler.running and source.random() < preempt:
+        if engine.scheduler.running and num_left and source.random() < preempt:
+            num_left -= 1
             engine.scheduler.preempt(source.choice(engine.scheduler.running))
         if engine.num_unfinished:
             found.update({output.request_id: output for output in engine.step()})
         steps += 1
-        assert steps < 5000, "it does not come to an end"
+        assert steps < 9000, "it does not come to an end"
     assert_all_free(engine)
     return found
 
@@ -136,7 +140,7 @@ def ways(source: random.Random, model: Any) -> dict[str, dict[str, Any]]:
         return {"block_size": size, "num_blocks": -(-CONTEXT // size) + source.randrange(3)}
 
     budget = source.choice([1, 2, 3, 5, 7])
-    ways = {
+    return {
         "one block a token": {"block_size": 1},
         "blocks of 16": {"block_size": 16, "max_num_batched_tokens": 16},
         "blocks of 64": {"block_size": 64, "max_num_batched_tokens": 48, "max_num_seqs": 3},
@@ -157,27 +161,34 @@ def ways(source: random.Random, model: Any) -> dict[str, dict[str, Any]]:
             "max_num_seqs": source.choice([2, 5, 40]), "scheduling_policy": "priority",
         },
     }  # fmt: skip
-    return ways
 
 
-def check(seed: int, names: list[str] | None = None) -> None:
-    """One workload, in every way, three orders of arrival."""
-    source, asked = random.Random(seed + 1000), workload(seed)
-    expected = {one.name: alone(ToyModel(max_model_len=CONTEXT), one) for one in asked}
-    for way, options in ways(source, PagedToyModel(max_model_len=CONTEXT)).items():
+def check_ways(
+    seed: int, asked: list[Asked], expected: dict[str, Any], make: Callable[[], Any], only: Sequence[str] = ()
+) -> None:
+    """One workload in every way, or only in these; each in an order of arrival of its own."""
+    source = random.Random(seed + 1000)
+    every = ways(source, make())
+    for way, options in {way: every[way] for way in only or every}.items():
         arriving = source.sample(asked, len(asked))
         if source.random() < 0.7:
             arriving = [replace(one, arrives=source.randrange(20)) for one in arriving]
         if options.get("scheduling_policy"):
             arriving = [replace(one, priority=source.randrange(-2, 3)) for one in arriving]
         preempt = source.choice([0.0, 0.0, 0.3])
-        engine = Engine(PagedToyModel(max_model_len=CONTEXT), **options)
+        engine = Engine(make(), max_model_len=CONTEXT, **options)
         found = run(engine, arriving, preempt=preempt, seed=seed)
         for name, output in expected.items():
             try:
                 assert_equal(found[name], output)
             except AssertionError as error:
                 raise AssertionError(f"seed {seed}, {way}, request {name}: {error}") from error
+
+
+def check_toys(seed: int) -> None:
+    source, asked = random.Random(seed), workload(seed)
+    expected = {one.name: alone(ToyModel(max_model_len=CONTEXT), one) for one in asked}
+    check_ways(seed, asked, expected, lambda: PagedToyModel(max_model_len=CONTEXT))
     own = {"max_num_seqs": source.choice([2, 5]), "max_num_batched_tokens": source.choice([2, 16])}
     found = run(Engine(ToyModel(max_model_len=CONTEXT), **own), asked, preempt=0.1, seed=seed)
     for name, output in expected.items():
@@ -186,10 +197,37 @@ def check(seed: int, names: list[str] | None = None) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_answers_do_not_depend_on_the_way_they_come_about(seed):
-    check(seed)
+    check_toys(seed)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("seed", range(8, 40))
 def test_at_length(seed):
-    check(seed)
+    check_toys(seed)
+
+
+def check_smollm2(seed: int, *, num: int, most: int, longest: int = CONTEXT, only: Sequence[str] = ()) -> None:
+    model, _ = load_model("smollm2", dtype="float32")
+    assert model.deterministic
+    asked = [
+        replace(
+            one,
+            prompt=one.prompt[:longest],
+            params=replace(one.params, max_tokens=min(one.params.max_tokens, most), min_tokens=0),
+        )
+        for one in workload(seed, vocab_size=model.vocab_size, width=model.hidden_size, num=num)
+    ]
+    expected = {one.name: alone(model, one, max_model_len=CONTEXT) for one in asked}
+    check_ways(seed, asked, expected, lambda: model, only)
+
+
+@pytest.mark.smollm2
+def test_smollm2():
+    check_smollm2(3, num=3, most=3, longest=20, only=["swapped", "few requests at once", "padded"])
+
+
+@pytest.mark.smollm2
+@pytest.mark.deep
+@pytest.mark.parametrize("seed", range(10))
+def test_smollm2_at_length(seed):
+    check_smollm2(seed, num=8, most=12)

@@ -14,10 +14,12 @@ from tests.engine.free import assert_all_free
 from tests.engine.said import assert_same
 
 from klero import AsyncLLM, SamplingParams
+from klero.batch import Buckets
 from klero.engine import LLM, Engine
 from klero.testing.models import PagedToyModel, ToyModel
 
-PROMPTS = st.lists(st.integers(0, 63), min_size=1, max_size=12)
+IDS = st.integers(0, 63)
+PROMPTS = st.lists(IDS, min_size=1, max_size=12) | st.lists(IDS, max_size=4).map(lambda ids: [7] * 8 + ids)  # a prefix
 BLOCK_SIZE, NUM_BLOCKS = 4, 12  # of 48 tokens; the longest request needs 12 + 20
 
 
@@ -62,22 +64,32 @@ def assert_output(output, prompt, params):
 class EngineMachine(RuleBasedStateMachine):
     """The engine itself: add, step, abort, discard, steps that raise."""
 
-    @initialize(paged=st.booleans(), max_num_seqs=st.integers(1, 5), budget=st.integers(1, 16))
-    def start(self, paged, max_num_seqs, budget):
+    @initialize(
+        paged=st.booleans(), max_num_seqs=st.integers(1, 5), budget=st.integers(1, 16), caching=st.booleans(),
+        num_host_blocks=st.sampled_from([0, 3, 40]), parts=st.none() | st.integers(1, 4), padded=st.booleans(),
+        policy=st.sampled_from(["fcfs", "priority"]),
+    )  # fmt: skip
+    def start(self, paged, max_num_seqs, budget, caching, num_host_blocks, parts, padded, policy):
+        model = (PagedToyModel if paged else ToyModel)()
+        self.policy = policy
         self.engine = Engine(
-            (PagedToyModel if paged else ToyModel)(), max_num_seqs=max_num_seqs, max_num_batched_tokens=budget,
-            block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS,
+            model, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, block_size=BLOCK_SIZE,
+            num_blocks=NUM_BLOCKS, enable_prefix_caching=caching, scheduling_policy=policy,
+            swap_space=num_host_blocks * model.bytes_per_block(BLOCK_SIZE) / 2**30,
+            max_microbatch_tokens=parts, max_microbatch_requests=parts,
+            buckets=Buckets.doubling(8, 4) if padded else None,
         )  # fmt: skip
         self.asked, self.streamed, self.count = {}, {}, 0
 
-    @rule(prompt=PROMPTS, params=PARAMS, stream=st.booleans())
-    def add(self, prompt, params, stream):
+    @rule(prompt=PROMPTS, params=PARAMS, stream=st.booleans(), priority=st.integers(-1, 1))
+    def add(self, prompt, params, stream, priority):
         name = f"r{self.count}"
         self.count += 1
         self.asked[name] = prompt, params
         if stream:
             self.streamed[name] = [()] * params.n
-        self.engine.add_request(name, prompt, params, stream=stream)
+        priority = priority if self.policy == "priority" else 0
+        self.engine.add_request(name, prompt, params, stream=stream, priority=priority)
 
     @rule(steps=st.integers(1, 6))
     def step(self, steps):
@@ -131,6 +143,9 @@ class EngineMachine(RuleBasedStateMachine):
         if engine.kv is not None:
             held = {block for choice in choices for block in choice.held.block_ids}
             assert engine.kv.blocks.num_free == NUM_BLOCKS - len(held)
+            if engine.kv.host is not None:
+                swapped = {block for choice in choices for block in choice.held.host_ids}
+                assert engine.kv.host.num_free == engine.kv.host.num_blocks - len(swapped)
 
     def teardown(self):
         while self.asked:

@@ -116,6 +116,10 @@ class Blocks:
         if self._block_of_key.setdefault(key, block) == block:
             self._keys[block] = key
 
+    def is_private(self, block: int) -> bool:
+        """Whether one holds it alone, and nobody can find it."""
+        return self._owners[block] == 1 and self._keys[block] is None
+
     def unregister(self, block: int) -> None:
         """Let a block be found no more, because it will be written; a block that is not registered stays as it is."""
         key = self._keys[block]

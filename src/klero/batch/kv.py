@@ -101,8 +101,10 @@ class KVAccount:
         lie in it, by a blank one if not, for what lies behind `first` is void. One that is its own but cached can be
         found no more. Which tokens come to stand there, `computed` is told.
         """
+        ids, place = held.block_ids, first // self.blocks.block_size
+        if num_tokens == first + 1 and held.num_registered <= place < len(ids) and self.blocks.is_private(ids[place]):
+            return True  # a decode in the middle of its block
         written, num_new = self._span(held, first, num_tokens)
-        ids = held.block_ids
         shared = [place for place in written if self._is_shared(ids[place])]
         if num_new + len(shared) > self.blocks.num_free:
             return False
@@ -125,6 +127,11 @@ class KVAccount:
         num_full = num_tokens // self.blocks.block_size
         del held.keys[num_full:]
         held.num_registered = min(held.num_registered, num_full)
+
+    def wants(self, held: Held, num_computed: int) -> bool:
+        """Whether `computed` would register a block."""
+        num_full = num_computed // self.blocks.block_size
+        return self.caching and num_full > held.num_registered and held.epoch == self._epoch
 
     def computed(self, held: Held, token_ids: TokenIds, num_computed: int) -> None:
         """Register the blocks that the first num_computed tokens fill. For a step that has succeeded.

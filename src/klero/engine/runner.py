@@ -12,7 +12,8 @@ from klero.engine.options import EngineOptions
 class Runner:
     """Runs steps on a model. The logits do not depend on how, where the model is deterministic.
 
-    options: the limits of a microbatch, and the buckets that each is padded to. table_width: of the block tables.
+    options: the limits of a microbatch, and the buckets that each is padded to; a step that is larger than the largest
+    bucket runs in parts. table_width: of the block tables.
     """
 
     def __init__(self, model: Model, options: EngineOptions, table_width: int) -> None:
@@ -24,10 +25,20 @@ class Runner:
         """Move blocks, then return the logits [R, V] of the step, in the order of its rows."""
         if moves.any:
             self.model.move_blocks(moves)  # type: ignore[attr-defined]  # none moves where a model cannot
-        parts = split(arrays, max_tokens=self._max_tokens, max_requests=self._max_requests)
+        max_tokens, max_requests = self._limits(len(arrays.logits_rows))
+        parts = split(arrays, max_tokens=max_tokens, max_requests=max_requests)
         if len(parts) == 1:
             return self._run(arrays)
         return merge([self._run(part.arrays) for part in parts], parts)
+
+    def _limits(self, num_rows: int) -> tuple[int | None, int | None]:
+        """Tokens and requests of a part, of a step with so many rows."""
+        if self._buckets is None:
+            return self._max_tokens, self._max_requests
+        tokens, rows = self._buckets.tokens[-1], self._buckets.rows[-1]
+        if num_rows > rows:  # a prompt that is scored has a row for each of its tokens
+            tokens = min(tokens, rows)
+        return min(self._max_tokens or tokens, tokens), min(self._max_requests or rows, rows)
 
     def _run(self, arrays: StepArrays) -> Any:
         if self._buckets is None or self._scratch is None:

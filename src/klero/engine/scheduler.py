@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from klero.batch import (
@@ -19,6 +19,7 @@ from klero.batch import (
 from klero.engine.options import EngineOptions
 from klero.engine.request import Choice
 from klero.errors import KleroError
+from klero.finish import FinishReason
 
 
 class Planned(NamedTuple):
@@ -54,12 +55,21 @@ class Plan(NamedTuple):
 
 
 class _Step:
-    """A step while it is planned. budget: tokens that are left. entering: who takes a seat in it."""
+    """A step while it is planned. budget: tokens that are left. entering: who takes a seat in it.
+
+    to_come: running prompts whose turn is still to come; each keeps one token of the budget. open: others may enter.
+    """
 
     def __init__(self, budget: int) -> None:
-        self.budget = budget
+        self.budget, self.open = budget, True
+        self.to_come: dict[Choice, None] = {}
         self.planned: dict[Choice, Planned] = {}
         self.entering: set[Choice] = set()
+
+    @property
+    def free(self) -> int:
+        """Tokens that nobody needs."""
+        return self.budget - len(self.to_come)
 
     def add(self, plan: Planned) -> None:
         self.planned[plan.choice] = plan
@@ -69,6 +79,7 @@ class _Step:
         plan = self.planned.pop(choice, None)
         self.budget += 0 if plan is None else plan.num_new
         self.entering.discard(choice)
+        self.to_come.pop(choice, None)
 
 
 class Scheduler:
@@ -86,8 +97,10 @@ class Scheduler:
     host memory and back; its lots depend on positions alone, so its text does not change. The first in rank always goes
     on.
 
-    Bounds: a running decode gets its token in every step; a running prompt of P tokens is done after P steps at most; a
-    sequence starts once the ones that rank before it have ended, whatever comes after it.
+    Bounds: a running decode gets its token in every step, and a running prompt at least one, so that one of P tokens is
+    done after P steps at most, unless it is preempted. Nobody is let in before one that ranks before him and waits for
+    room, whatever he needs himself. With "priority" one of a lower number takes seat and blocks of those of higher
+    ones, if that is enough for it to run.
     """
 
     def __init__(
@@ -111,7 +124,12 @@ class Scheduler:
         bisect.insort(self.waiting, choice, key=_rank)
 
     def remove(self, choice: Choice) -> None:
-        """Drop a sequence that has finished or was aborted, and has left the batch; its blocks come back."""
+        """Drop a sequence that has finished or was aborted; its blocks come back.
+
+        After an error they are shared no more: it may be that of a row that nothing was drawn from, of a prompt.
+        """
+        if self.kv is not None and choice.finished is not None and choice.finished.reason is FinishReason.ERROR:
+            self.kv.distrust(choice.held)
         _take(self.running if choice.running else self.waiting, choice)
         choice.running = False
         self._num_seated -= choice.seated
@@ -146,14 +164,24 @@ class Scheduler:
 
     def schedule(self) -> Plan:
         """Choose the next step; nothing planned when there is nothing to do."""
-        step, preempted = _Step(self.max_num_batched_tokens), self.num_preemptions
-        for choice in self._in_turn():
-            num_new = min(choice.num_tokens - choice.num_computed, step.budget)
-            if num_new > 0 and choice.running and self._grow(choice, choice.num_computed + num_new, step):
-                step.add(self._plan(choice, num_new))
-        if self.num_preemptions == preempted:  # else the blocks that came free belong to those that go on
-            self._admit(step)
-        return Plan(tuple(step.planned.values()), self._output(step))
+        step = _Step(self.max_num_batched_tokens)
+        left = [(choice, choice.num_tokens - choice.num_computed) for choice in self.running]
+        step.to_come = dict.fromkeys(choice for choice, num_left in left if num_left > 1)
+        for choice in [choice for choice, num_left in left if num_left == 1]:
+            self._go_on(choice, step)
+        place = 0  # in the queue: those before it wait for a sibling's prompt
+        while True:
+            prompt = next(iter(step.to_come), None)
+            head = self.waiting[place] if step.open and place < len(self.waiting) else None
+            if prompt is not None and (head is None or prompt.rank < head.rank):
+                del step.to_come[prompt]
+                self._go_on(prompt, step)
+            elif head is None:
+                return Plan(tuple(step.planned.values()), self._output(step))
+            elif self._follows(head):
+                place += 1
+            else:
+                step.open = self._let_in(head, step, num_before=place)
 
     def computed(self, plan: Planned, *, good: bool) -> None:
         """Note that a step has succeeded for a sequence; the blocks that it filled can be shared from now on.
@@ -164,43 +192,39 @@ class Scheduler:
         choice.num_computed = plan.end
         if kv is not None and not good:
             kv.distrust(choice.held)
-        elif kv is not None and kv.caching and plan.end // kv.blocks.block_size > choice.held.num_registered:
+        elif kv is not None and kv.wants(choice.held, plan.end):
             kv.computed(choice.held, choice.token_array(), plan.end)
 
-    def _in_turn(self) -> Iterator[Choice]:
-        """Running sequences: decodes, then prefills, each by rank."""
-        yield from [choice for choice in self.running if choice.num_tokens - choice.num_computed == 1]
-        yield from [choice for choice in self.running if choice.num_tokens - choice.num_computed > 1]
-
-    def _grow(self, choice: Choice, num_tokens: int, step: _Step) -> bool:
-        """Find blocks for a running sequence, at the cost of the last in rank; False if that is the sequence itself."""
-        while self.kv is not None and not self.kv.grow(choice.held, choice.num_computed, num_tokens):
+    def _go_on(self, choice: Choice, step: _Step) -> None:
+        """Plan what is left of a running sequence, as far as the budget goes; find blocks at the cost of the last."""
+        if not choice.running:  # preempted meanwhile
+            return
+        num_new = min(choice.num_tokens - choice.num_computed, step.free)
+        while self.kv is not None and not self.kv.grow(choice.held, choice.num_computed, choice.num_computed + num_new):
             last = self.running[-1]
+            step.open = False  # the blocks that come free belong to those that go on
             step.drop(last)
             self.preempt(last)
             if last is choice:
-                return False
-        return True
+                return
+        step.add(self._plan(choice, num_new))
 
-    def _admit(self, step: _Step) -> None:
-        """Let waiting sequences in while there are seats, blocks and budget."""
-        place = 0
-        while place < len(self.waiting) and step.budget > 0:
-            choice = self.waiting[place]
-            if self._follows(choice):
-                place += 1
-                continue
-            while not self._fits(choice):
-                if not self._make_way(choice, step):
-                    return
-            _take(self.waiting, choice)
-            bisect.insort(self.running, choice, key=_rank)
-            choice.running = True
-            if not choice.seated:
-                step.entering.add(choice)
-                choice.seated, self._num_seated = True, self._num_seated + 1
-            choice.request.clock.start(choice.num_computed)
-            step.add(self._plan(choice, min(choice.num_tokens - choice.num_computed, step.budget)))
+    def _let_in(self, choice: Choice, step: _Step, num_before: int) -> bool:
+        """Let a waiting sequence in, if there are budget, a seat and blocks; False: nobody comes in after it either."""
+        if step.free < 1 and len(self.running) < self.max_running:
+            return False  # a step later
+        while step.free < 1 or not self._fits(choice, num_before):
+            if not self._make_way(choice, step):
+                return False
+        _take(self.waiting, choice)
+        bisect.insort(self.running, choice, key=_rank)
+        choice.running = True
+        if not choice.seated:
+            step.entering.add(choice)
+            choice.seated, self._num_seated = True, self._num_seated + 1
+        choice.request.clock.start(choice.num_computed)
+        step.add(self._plan(choice, min(choice.num_tokens - choice.num_computed, step.free)))
+        return True
 
     def _follows(self, choice: Choice) -> bool:
         """Whether a child waits for the prompt that its first sibling is computing, to share it."""
@@ -209,9 +233,12 @@ class Scheduler:
             return False
         return first.running and first.num_computed < first.num_prompt
 
-    def _fits(self, choice: Choice) -> bool:
-        """Whether there is a seat, and blocks for all tokens, which it takes, and one more for each that runs."""
-        if len(self.running) == self.max_running or self._lacks_seat(choice):
+    def _fits(self, choice: Choice, num_before: int) -> bool:
+        """Whether there is a seat, and blocks for all tokens, which it takes, and one more for each that runs.
+
+        num_before: those before it who wait for a sibling's prompt, and will take seats.
+        """
+        if len(self.running) + num_before >= self.max_running or self._lacks_seat(choice):
             return False
         return self.kv is None or self._take_blocks(choice, self.kv)
 
@@ -244,22 +271,35 @@ class Scheduler:
         return not choice.seated and self._num_seated == self.max_running
 
     def _make_way(self, choice: Choice, step: _Step) -> bool:
-        """Take seat and blocks of the last in rank, if its priority is another and it comes after; False: nobody's."""
-        last = self.running[-1:]
-        if self._lacks_seat(choice):
-            last += [other for other in reversed(self.waiting) if other.seated][:1]
-        victim = max(last, key=_rank, default=None)
-        if victim is None or victim.rank[0] <= choice.rank[0]:
+        """Take seat and blocks of the last in rank, if its priority is a higher number; False: nobody's, or in vain."""
+        lower = [other for other in self.running if other.rank[0] > choice.rank[0]] if self._by_priority else []
+        if not self._would_fit(choice, lower):
             return False
-        step.drop(victim)
-        if victim.running:
-            self.preempt(victim)
-        if victim.seated:
-            self._preempted.pop(victim.id, None)
-            if victim.slot is not None:
-                self._unseated[victim.id] = None
-            victim.seated, self._num_seated = False, self._num_seated - 1
+        last = lower[-1:]
+        if self._by_priority and self._lacks_seat(choice) and self._num_seated > len(self.running):
+            last += [other for other in reversed(self.waiting) if other.seated and other.rank[0] > choice.rank[0]][:1]
+        if not last:
+            return False
+        self._unseat(max(last, key=_rank), step)
         return True
+
+    def _would_fit(self, choice: Choice, lower: list[Choice]) -> bool:
+        """Whether blocks would do if all of these gave theirs back; what is shared makes it fit sooner."""
+        if self.kv is None:
+            return True
+        stay = len(self.running) - len(lower)
+        needed = -(-choice.num_tokens // self.kv.blocks.block_size) + (stay + 1 if stay else 0)
+        return needed <= self.kv.blocks.num_free + sum(len(other.held.block_ids) for other in lower)
+
+    def _unseat(self, choice: Choice, step: _Step) -> None:
+        """Take blocks and seat of a sequence; it waits, and enters anew."""
+        step.drop(choice)
+        if choice.running:
+            self.preempt(choice)
+        self._preempted.pop(choice.id, None)
+        if choice.slot is not None:
+            self._unseated[choice.id] = None
+        choice.seated, self._num_seated = False, self._num_seated - 1
 
     def _plan(self, choice: Choice, num_new: int) -> Planned:
         samples = choice.draws and choice.num_computed + num_new == choice.num_tokens
