@@ -99,8 +99,8 @@ class Scheduler:
 
     Bounds: a running decode gets its token in every step, and a running prompt at least one, so that one of P tokens is
     done after P steps at most, unless it is preempted. Nobody is let in before one that ranks before him and waits for
-    room, whatever he needs himself. With "priority" one of a lower number takes seat and blocks of those of higher
-    ones, if that is enough for it to run.
+    room, whatever he needs himself; a child that waits for its sibling's prompt may find the room taken. With
+    "priority" one of a lower number takes seat and blocks of those of higher ones, if that is enough for it to run.
     """
 
     def __init__(
