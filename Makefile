@@ -5,18 +5,19 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-deep check bench check-wheel lm-eval clean help
+.PHONY: demo test test-deep kernels check bench check-wheel lm-eval clean help
 
 demo: $(READY)  ## four prompts in one batch, each with its own parameters
 	$(BIN)/klero generate --file examples/demo.jsonl
 
-test: $(READY)  ## the tests (fast ones)
-	$(BIN)/python tests/compile.py
+test: kernels  ## the tests (fast ones)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-deep: $(READY)  ## the long property runs as well
-	$(BIN)/python tests/compile.py
+test-deep: kernels  ## the long property runs as well
 	$(BIN)/python -m pytest -n 2 --dist worksteal --deep
+
+kernels: $(READY)  ## compile what the tests use, unless it is there
+	$(BIN)/python tests/compile.py
 
 check: $(READY)  ## lint, types, import directions
 	$(BIN)/ruff check .
