@@ -146,10 +146,13 @@ def threads(request):
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize(
-    "dtype, threads", [(torch.float32, 1), (torch.float32, 2), (torch.bfloat16, 1)], indirect=["threads"]
-)
-@pytest.mark.parametrize("kind", TINY)
+SHORT = [(kind, torch.float32, 1) for kind in TINY] + [
+    ("Llama", torch.float32, 2), ("GptOss", torch.float32, 2), ("Llama", torch.bfloat16, 1),
+    ("Gemma2", torch.bfloat16, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind, dtype, threads", SHORT, indirect=["threads"])
 def test_tiny_models(kind, dtype, threads):
     check(load_model(tiny(kind).module.to(dtype))[0], 6, 8, WAYS)
 
