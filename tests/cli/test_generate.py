@@ -343,5 +343,6 @@ def test_rows_of_logits_are_no_json(generate, tmp_path):
 
 def test_kept_ids_alone_are_printed(generate):
     (out,) = lines(generate("one", "--temperature", "1", "--top-k", "2", "--return-kept", "--json"))
-    assert [list(entry) for entry in out["logprobs"]] == [["kept_ids"]] * 4
+    assert [list(entry) for entry in out["logprobs"]] == [["num_kept", "kept_ids"]] * 4
+    assert [entry["num_kept"] for entry in out["logprobs"]] == [2] * 4
     assert [len(entry["kept_ids"]) for entry in out["logprobs"]] == [2] * 4
