@@ -8,6 +8,7 @@ from klero import finish as finish
 from klero.batch import Seat, Slot, Step
 from klero.errors import (
     BlockError,
+    GrammarError,
     KleroError,
     LogitsError,
     MissingExtra,
@@ -37,6 +38,7 @@ __all__ = [
     "CompletionOutput",
     "Delta",
     "Explanation",
+    "GrammarError",
     "KleroError",
     "LogitsError",
     "Logprobs",

@@ -3,6 +3,7 @@
 ```
 KleroError
 ├── ParameterError (ValueError)     a SamplingParams that breaks a rule; carries every fault at once
+│   └── GrammarError                a grammar that cannot be compiled: malformed, unsatisfiable, too large, unsupported
 ├── OptionError (ValueError)        an option of a constructor, a function or the environment that breaks a rule
 ├── RequestError (ValueError)       a request that cannot be served: empty prompt, no room, ids out of range
 │   └── QueueFullError              no more requests may wait now; try again later
@@ -73,6 +74,10 @@ class ParameterError(KleroError, ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.faults,)
+
+
+class GrammarError(ParameterError):
+    """A grammar that cannot be compiled or followed: malformed, unsatisfiable, too large, or unsupported."""
 
 
 class OptionError(KleroError, ValueError):

@@ -77,13 +77,19 @@ def test_a_block_that_holds_nothing_cannot_be_shared(ids):
     assert blocks.num_owners(0) == 1
 
 
+def test_the_hit_rate_is_that_of_the_look_ups_that_were_used():
+    blocks = cached(b"a", b"b", b"c")
+    assert (blocks.find([b"a", b"x"]), blocks.hit_rate) == ([0], 0)
+    blocks.count_lookup(4, 2)
+    blocks.count_lookup(2, 0)
+    assert (blocks.num_queries, blocks.num_hits, blocks.hit_rate) == (6, 2, 1 / 3)
+
+
 def test_the_longest_cached_prefix_is_found():
     blocks = cached(b"a", b"b", b"c")
     assert blocks.find([b"a", b"b", b"x", b"c"]) == [0, 1]
     assert blocks.find([b"x", b"a"]) == []
     assert blocks.find([]) == []
-    assert (blocks.num_queries, blocks.num_hits, blocks.hit_rate) == (6, 2, 1 / 3)
-    assert Blocks(1, 1).hit_rate == 0
     assert (blocks.num_free, blocks.num_cached) == (4, 3)  # looking takes nothing
 
 

@@ -91,6 +91,23 @@ def test_the_same_content_computed_by_two_at_once():
     assert (kv.blocks.num_free, kv.blocks.num_cached) == (8, 4)
 
 
+def test_who_waits_and_looks_again_is_counted_once():
+    kv = account()
+    kv.release(filled(kv, TOKENS))
+    before = kv.blocks.num_queries
+    for _ in range(3):
+        held = Held()
+        kv.match(held, TOKENS, len(TOKENS) - 1)
+        kv.release(held)
+    assert kv.blocks.num_queries == before
+    found = kv.match(held, TOKENS, len(TOKENS) - 1)
+    assert kv.grow(held, found, len(TOKENS))
+    assert kv.grow(held, found, len(TOKENS))
+    asked = (len(TOKENS) - 1) // kv.blocks.block_size
+    assert (kv.blocks.num_queries - before, kv.blocks.num_hits) == (asked, found // kv.blocks.block_size)
+    assert found > 0
+
+
 def test_without_caching_nothing_is_found():
     kv = account(caching=False)
     kv.release(filled(kv, TOKENS))

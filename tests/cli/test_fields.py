@@ -80,6 +80,80 @@ def test_what_is_said_about_a_token_reaches_its_fields():
     assert isinstance(CliRunner().invoke(one, ["--logprob-token-ids", "5;3"]).exception, OptionError)
 
 
+TAGS = {"structures": [{"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}], "triggers": ["<f"]}
+STRUCTURED = [  # options, with a file's text in the place of its name; what they come to
+    (["--json-schema", '{"type": "object"}\n'], {"json": '{"type":"object"}'}),
+    (["--json-schema", "true", "--json-whitespace", "2"], {"json": "true", "json_whitespace": 2}),
+    (["--json-object", "--json-whitespace", "0"], {"json_object": True}),
+    (["--regex", "a,b+"], {"regex": "a,b+"}),
+    (["--choice", "yes,no"], {"choice": ("yes", "no")}),
+    (["--choice", "yes", "--choice", '"no, never", it "is"'], {"choice": ("yes", "no, never", ' it "is"')}),
+    (["--grammar", 'root ::= "a"\n'], {"grammar": 'root ::= "a"\n'}),
+    (["--structural-tag", json.dumps(TAGS)], {"structural_tag": json.dumps(TAGS, separators=(",", ":"))}),
+    (["--thinking-token-budget", "0", "--regex", "a"], {"thinking_token_budget": 0, "regex": "a"}),
+]
+
+
+@pytest.mark.parametrize("options, asked", STRUCTURED, ids=str)
+def test_what_text_may_come_reaches_its_fields(options, asked, tmp_path):
+    seen = []
+    one = typer.Typer()
+
+    @one.command()
+    @fields.takes(fields.STRUCTURED)
+    def command(**given: object):
+        seen.append(given)
+
+    given = list(options)
+    if given[0] in ("--json-schema", "--grammar", "--structural-tag"):
+        (tmp_path / "file").write_text(given[1])
+        given[1] = str(tmp_path / "file")
+    for arguments in ([], given):
+        assert CliRunner().invoke(one, arguments).exit_code == 0
+    assert seen[0] == {}
+    assert SamplingParams.from_dict(seen[1]).asked() == asked
+
+
+def test_no_option_of_structured_output_is_left_out_above():
+    assert {name for _, asked in STRUCTURED for name in asked} == set(fields.STRUCTURED)
+
+
+@pytest.mark.parametrize("option", ["--json-schema", "--grammar", "--structural-tag"])
+def test_a_file_that_cannot_be_read_is_an_error_before_any_model_is_loaded(option, tmp_path):
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    for name in (tmp_path / "nowhere", tmp_path, tmp_path / "bytes"):
+        with pytest.raises(OptionError, match=f"^{option} {name}: cannot be read"):
+            run("generate", "x", option, str(name))
+
+
+@pytest.mark.parametrize(
+    "options, error, words",
+    [
+        (["--choice", '"a" b'], OptionError, "--choice '\"a\" b': must be texts with commas between them"),
+        (["--choice", "a,,b"], ParameterError, "must be a list of 1 to 10000 different non-empty strings"),
+        (["--choice", "a", "--choice", "a"], ParameterError, "'a' is there twice"),
+        (["--regex", "a", "--json-object"], ParameterError, "stands beside json_object"),
+        (["--regex", "a", "--json-whitespace", "1"], ParameterError, "means nothing without json, json_object"),
+        (["--regex", "a", "--ignore-eos"], ParameterError, "leaves nothing that may come at the end of regex"),
+        (["--thinking-token-budget", "-1"], ParameterError, "must be an integer >= 0"),
+    ],
+    ids=str,
+)
+def test_what_breaks_a_rule_of_structured_output(options, error, words):
+    with pytest.raises(error) as raised:
+        run("generate", "x", *options)
+    assert words in str(raised.value)
+
+
+def test_a_schema_comes_in_a_json_line(tmp_path):
+    file = tmp_path / "in.jsonl"
+    file.write_text(json.dumps({"prompt": "x", "guided_json": {"b": [1], "a": {}}, "json_whitespace": 1}))
+    (one,) = requests.read([], str(file), {}, chat=False)
+    assert one.params({}).json == '{"b":[1],"a":{}}'
+    with pytest.raises(RequestError, match="line 1: regex='a': stands beside json"):
+        requests.read([], str(file), {"regex": "a"}, chat=False)
+
+
 @pytest.mark.parametrize("option", ["--return-context-logits", "--return-generation-logits"])
 def test_rows_of_numbers_are_not_printed(option):
     with pytest.raises(OptionError, match=f"{option}: is rows of numbers, too many to print; ask klero.LLM in Python"):
@@ -94,6 +168,7 @@ def test_what_is_not_given_is_no_field():
 def test_every_option_is_a_field_of_its_name():
     known = {field.name for field in dataclasses.fields(SamplingParams)}
     tables = (fields.SHAPING, fields.SEED, fields.FILTERS, fields.REWRITING, fields.BAD_WORDS, fields.LOGPROBS)
+    tables += (fields.STRUCTURED,)
     assert known >= {name for table in tables for name in table}
 
 
@@ -144,6 +219,26 @@ def test_explain_shows_what_rewrites():
         "-> token 0   seed 1, position 4, child 0",
         "kept: 0 1 2",
     ]
+
+
+def test_explain_shows_the_mask():
+    told = ["--prompt-ids", "0", "--output-ids", "1", "--min-tokens", "8", "--end-token-ids", "2"]
+    assert run("explain", "9,8,7,6", "--mask-ids", "2,3", *told).splitlines() == [
+        "stage              changed   tokens      mass",
+        "grammar and masks        2        2",
+        "min_tokens               1        1",
+        "logits                            1  1.000000",
+        "greedy                            1  1.000000",
+        "-> token 3   no seed, position 2, child 0",
+        "kept: 3",
+    ]
+    assert "-> token 2 " in run("explain", "9,8,7,6", "--mask-ids", "2", *told)  # the end alone: min_tokens yields
+    assert "after the bans of grammar and masks" in run("explain", "9,8", "--mask-ids", "")
+    for ids in ("4", "-1,2", "2,40"):
+        with pytest.raises(OptionError, match=rf"--mask-ids '{ids}': must be in \[0, 3\], the columns of the logits"):
+            run("explain", "9,8,7,6", "--mask-ids", ids)
+    with pytest.raises(ParameterError, match="min_tokens=8: bans the model's end ids; give end_token_ids="):
+        run("explain", "9,8,7,6", "--min-tokens", "8")
 
 
 def test_the_position_of_explain_follows_the_history_unless_it_is_given():

@@ -9,7 +9,7 @@ import pytest
 from klero import AsyncLLM, ParameterError, SamplingParams
 from klero.engine import LLM
 from klero.errors import RequestError
-from klero.testing.models import ToyModel
+from klero.testing.models import PagedToyModel, ToyModel
 
 transformers = pytest.importorskip("transformers")
 
@@ -189,3 +189,23 @@ def test_the_context_is_checked_as_for_any_prompt(llm):
         llm.chat([user("x" * 300)], SHORT)
     with pytest.raises(ParameterError, match="max_tokens"):
         llm.chat(HELLO, SamplingParams(max_tokens=999))
+
+
+def test_a_chat_has_a_salt_and_a_priority():
+    options = {"block_size": 4, "num_blocks": 64, "scheduling_policy": "priority"}
+    with LLM(PagedToyModel(vocab_size=257), tokenizer=make_tokenizer(TEMPLATE), **options) as llm:
+        outputs = [llm.chat(HELLO, SHORT, cache_salt=salt, priority=3)[0] for salt in ("a", "b", "a")]
+        cached = [output.metrics.num_cached_tokens for output in outputs]
+        assert cached[:2] == [0, 0]
+        assert cached[2] > 0
+
+        async def later():
+            async with AsyncLLM(llm) as one:
+                return await one.chat(HELLO, SHORT, cache_salt="b", priority=-1)
+
+        assert asyncio.run(later()).metrics.num_cached_tokens == cached[2]
+
+
+def test_a_chat_without_the_policy_has_no_priority(llm):
+    with pytest.raises(RequestError, match="scheduling_policy is 'fcfs'"):
+        llm.chat(HELLO, SHORT, priority=1)

@@ -175,3 +175,22 @@ def test_ids_of_numpy_become_python_ints():
 
 def test_reasons_are_their_strings():
     assert [str(reason) for reason in FinishReason] == ["stop", "length", "error", "abort"]
+
+
+@pytest.mark.parametrize("grammar", [{"choice": ["ab"]}, {"json": {}}, {"json_object": True}, {"regex": "ab"}])
+@pytest.mark.parametrize("fields, end", [({}, END), ({"end_token_ids": [B]}, B), ({"end_token_ids": [B]}, END)])
+def test_BN_10_beside_a_grammar_an_end_id_ends_before_min_tokens(grammar, fields, end):
+    finish = finish_of(min_tokens=8, **grammar, **fields)
+    assert finish.push_all([A, C, end, C]) == 3
+    assert finish.finished == Finished(STOP)
+    assert finish.text == "ac"
+
+
+def test_beside_a_grammar_min_tokens_still_holds_for_stops_and_ignored_ends():
+    asked = {"min_tokens": 4, "regex": ".*", "stop_token_ids": [B], "stop": "c"}
+    assert finish_of(**asked).push_all([B, C, A, B, C]) == 5
+    assert finish_of(**asked, ignore_eos=True, end_token_ids=[D]).push_all([END, A, D, A]) == 3
+
+
+def test_without_a_grammar_min_tokens_is_what_it_was():
+    assert finish_of(min_tokens=3, thinking_token_budget=2).push_all([A, END, A, END, A]) == 4

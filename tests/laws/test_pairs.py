@@ -80,6 +80,7 @@ def test_the_table_has_every_field_that_decides_a_token():
     told = {name for fields in FEATURES.values() for name in fields} | {"top_p_min", "bad_words", "end_token_ids"}
     text = "seed n max_tokens stop ignore_eos include_stop_str_in_output detokenize skip_special_tokens"
     text += " spaces_between_special_tokens echo truncate_prompt_tokens"
+    text += " json json_object regex choice grammar structural_tag json_whitespace thinking_token_budget"  # need a mask
     said = "logprobs prompt_logprobs logprobs_mode logprob_token_ids return_kept return_probs"
     said += " return_context_logits return_generation_logits"
     assert {field.name for field in dataclasses.fields(SamplingParams)} == told | {*text.split(), *said.split()}

@@ -17,6 +17,8 @@ NOT_INTEGERS = [*NOT_NUMBERS, True, False, np.True_, NAN, INF, 1.0, 1.5, np.floa
 NOT_BOOLEANS = [0, 1, "true", "", 1.0, NAN, [], np.int8(1), np.array([True])]
 BELOW_0, BELOW_1, ABOVE_1 = -5e-324, float(np.nextafter(1.0, 0)), float(np.nextafter(1.0, 2))
 
+TAGS = {"structures": [{"begin": "ab", "schema": {}, "end": "c"}], "triggers": ["a"]}
+TAGS_TEXT = '{"structures":[{"begin":"ab","schema":{},"end":"c"}],"triggers":["a"]}'
 GOOD = {
     "temperature": [(0, 0.0), (5e-324, 5e-324), (1, 1.0), (1e6, 1e6), (np.float32(0.5), 0.5), (np.int64(2), 2.0)],
     "top_k": [(-1, -1), (0, 0), (1, 1), (10**9, 10**9), (2**70, 2**70), (np.int32(7), 7), (np.uint8(3), 3)],
@@ -72,6 +74,12 @@ GOOD = {
     "logprobs": [(-1, -1), (0, 0), (1, 1), (10**9, 10**9), (np.int64(5), 5)],
     "prompt_logprobs": [(-1, -1), (0, 0), (1, 1), (10**9, 10**9), (np.int32(5), 5)],
     "logprob_token_ids": [([], ()), ([7, 5, 7], (7, 5)), ((0,), (0,)), (np.array([2, 1]), (2, 1))],
+    "json": [({"b": 1, "a": 2}, '{"b":1,"a":2}'), ('{ "a": [] }', '{"a":[]}'), (True, "true"), ({}, "{}")],  # more:
+    "regex": [("a+", "a+"), (np.str_("a"), "a")],  # test_guided.py
+    "choice": [(["b", "a"], ("b", "a")), (("b",), ("b",)), (np.array(["a", "b"]), ("a", "b"))],
+    "grammar": [('root ::= "a"', 'root ::= "a"')],
+    "structural_tag": [(TAGS, TAGS_TEXT), (TAGS_TEXT, TAGS_TEXT)],
+    "thinking_token_budget": [(0, 0), (10**9, 10**9), (np.int64(5), 5)],
 }
 BAD = {
     "temperature": [*NOT_REAL, -1e-9, BELOW_0, np.nextafter(1e6, INF), 1e7, -1],
@@ -116,10 +124,17 @@ BAD = {
     "logprobs": [*NOT_INTEGERS, -2, -(10**9)],
     "prompt_logprobs": [*NOT_INTEGERS, -2, -(10**9)],
     "logprob_token_ids": [5, "5", ["5"], [-1], [[1]], [1.0], [True], [None], {1: 2}],
+    "json": ["", "x", "[1]", "1", b"{}", 1, 1.0, [], ["a"], NAN, len, {1: 2}, {"a": NAN}, {"a": {1}}, '{"a":1,"a":2}'],
+    "regex": ["", b"a", 1, ["a"], {"a": 1}, True, NAN, "\ud800"],
+    "choice": ["a", "", [], [""], ["a", "a"], [1], [None], [["a"]], {"a": 1}, 1, True, ["\ud800"]],
+    "grammar": ["", b"a", 1, ["a"], {"a": 1}, True, NAN, "\ud800"],
+    "structural_tag": ["", "{}", {}, [], 1, True, {"triggers": ["a"]}, TAGS | {"more": 1}, TAGS | {"triggers": ["b"]}],
+    "thinking_token_budget": [*NOT_INTEGERS, -1],
 }  # fmt: skip
 BESIDE = {  # fields that mean something beside another one only: (what stands beside them, good, bad)
     "top_p_min": ({"top_p_decay": 0.5}, [(5e-324, 5e-324), (0.3, 0.3), (1, 1.0)], [*NOT_REAL, 0, -1, ABOVE_1]),
     "top_p_reset_id": ({"top_p_decay": 0.5}, [(0, 0), (np.int64(9), 9)], [*NOT_INTEGERS, -1]),
+    "json_whitespace": ({"json_object": True}, [(0, 0), (16, 16), (np.int8(3), 3)], [*NOT_INTEGERS, -1, 17]),
     "logprobs_mode": (
         {"logprobs": 0},
         [("raw", "raw"), ("processed", "processed"), (np.str_("processed"), "processed")],
@@ -137,6 +152,7 @@ SWITCHES = {
     "return_probs": False,
     "return_context_logits": False,
     "return_generation_logits": False,
+    "json_object": False,
 }
 UNSET = {
     "temperature": None, "top_k": None, "top_p": None, "min_p": None, "seed": None, "n": 1, "max_tokens": None,
@@ -146,7 +162,8 @@ UNSET = {
     "logit_bias": (), "embedding_bias": None, "repetition_penalty": 1.0, "presence_penalty": 0.0,
     "frequency_penalty": 0.0, "prompt_ignore_length": None, "bad_words": (), "bad_token_ids": (),
     "no_repeat_ngram_size": 0, "allowed_token_ids": None, "logits_processors": (), "logprobs": None,
-    "prompt_logprobs": None, "logprobs_mode": "raw", "logprob_token_ids": (),
+    "prompt_logprobs": None, "logprobs_mode": "raw", "logprob_token_ids": (), "json": None, "regex": None,
+    "choice": None, "grammar": None, "structural_tag": None, "json_whitespace": 0, "thinking_token_budget": None,
 }  # fmt: skip
 
 
@@ -237,7 +254,7 @@ def test_unknown_fields_are_faults_that_suggest_the_near_one():
 
 
 def test_fields_of_later_versions_are_unknown_until_they_work():
-    for field in ("use_beam_search", "length_penalty", "regex", "thinking_token_budget"):
+    for field in ("use_beam_search", "length_penalty", "beam_width", "early_stopping"):
         with pytest.raises(ParameterError, match=f"{field}=1: is not supported yet"):
             SamplingParams(**{field: 1})
     assert RESERVED.isdisjoint(UNSET)
@@ -248,7 +265,8 @@ EXAMPLES = {
     "max_tokens": 9, "min_tokens": 3, "n": 2, "seed": 8, "temperature": 0.5, "stop": ("x",), "end_token_ids": (4,),
     "include_stop_str_in_output": True, "repetition_penalty": 1.5, "bad_words": ("x",), "bad_token_ids": ((1,), (2, 3)),
     "logits_processors": (len,), "top_p_reset_id": 9, "top_n_sigma": 1.5, "typical_p": 0.5,
-    "logprobs": 3, "logprob_token_ids": (7, 2),
+    "logprobs": 3, "logprob_token_ids": (7, 2), "json": '{"type":"object"}', "json_object": True, "regex": "a+",
+    "choice": ("x", "y"), "grammar": 'root ::= "a"', "thinking_token_budget": 4,
 }  # fmt: skip
 
 

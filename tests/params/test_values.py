@@ -41,7 +41,20 @@ EVERYTHING = {
     "no_repeat_ngram_size": 3, "allowed_token_ids": [5, 6], "logits_processors": [Unhashable()], "logprobs": 3,
     "prompt_logprobs": 0, "logprobs_mode": "processed", "logprob_token_ids": [8, 2], "return_kept": True,
     "return_probs": True, "return_context_logits": True, "return_generation_logits": True,
+    "json": {"type": "object"}, "json_whitespace": 3, "thinking_token_budget": 7,
 }  # fmt: skip
+OTHER_GRAMMARS = {  # of six, one at a time
+    "json_object": True, "regex": "a", "choice": ["a", "b"], "grammar": "root ::= x",
+    "structural_tag": {"structures": [{"begin": "ab", "schema": True, "end": ""}], "triggers": ["a"]},
+}  # fmt: skip
+
+
+def with_grammar(field):
+    """All fields at once, with the grammar that this one is."""
+    given = {name: value for name, value in EVERYTHING.items() if name != "json"}
+    if field in ("regex", "choice", "grammar"):
+        del given["json_whitespace"]
+    return given | {field: (EVERYTHING | OTHER_GRAMMARS)[field]}
 
 
 def test_frozen():
@@ -59,20 +72,25 @@ def test_equal_and_hashable():
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_pickle(protocol):
-    for params in (FULL, SamplingParams(), SamplingParams(**EVERYTHING)):
+    others = [SamplingParams(**with_grammar(field)) for field in OTHER_GRAMMARS]
+    for params in (FULL, SamplingParams(), SamplingParams(**EVERYTHING), *others):
         back = pickle.loads(pickle.dumps(params, protocol))
         assert back == params
         assert back.row == params.row
         assert repr(back) == repr(params)
 
 
-def test_everything_set_at_once():
-    fields = {field.name for field in dataclasses.fields(SamplingParams)}
-    assert set(EVERYTHING) == fields
-    params = SamplingParams(**EVERYTHING)
-    assert set(params.asked()) == fields
-    assert params == SamplingParams(**params.asked()) == copy.deepcopy(params) == SamplingParams.from_dict(EVERYTHING)
-    assert hash(params) == hash(SamplingParams(**EVERYTHING))
+def test_the_table_names_every_field():
+    assert {field.name for field in dataclasses.fields(SamplingParams)} == set(EVERYTHING) | set(OTHER_GRAMMARS)
+
+
+@pytest.mark.parametrize("grammar", ["json", *OTHER_GRAMMARS])
+def test_everything_set_at_once(grammar):
+    given = with_grammar(grammar)
+    params = SamplingParams(**given)
+    assert set(params.asked()) == set(given)
+    assert params == SamplingParams(**params.asked()) == copy.deepcopy(params) == SamplingParams.from_dict(given)
+    assert hash(params) == hash(SamplingParams(**given))
     assert params.for_prompt(5) == dataclasses.replace(params, seed=2)
     assert params.for_prompt(0) is params
 
@@ -84,6 +102,10 @@ def test_each_field_counts_in_a_comparison(field):
     del less[field]
     if field == "top_p_decay":
         del less["top_p_min"], less["top_p_reset_id"]
+    if field == "json":
+        del less["json_whitespace"]
+    if field == "end_token_ids":
+        del less["ignore_eos"]
     assert params != SamplingParams(**less)
 
 

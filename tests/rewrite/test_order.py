@@ -100,6 +100,31 @@ def test_min_tokens_bans_ends_and_stops_in_the_output_alone():
     assert banned([0], [1], ignore_eos=True) == {5, 6, 2}
 
 
+@pytest.mark.parametrize(
+    "allowed, more, left",
+    [
+        ([2], {}, [2]),  # BN-10: the grammar is at its end and min_tokens yields
+        ([2, 4], {"end_token_ids": [4]}, [2, 4]),
+        ([4], {"end_token_ids": [4], "ignore_eos": True}, [4]),
+        ([2, 3], {}, [3]),  # the text may end here or go on: it goes on
+        ([2, 4], {}, [4]),
+        ([2, 4], {"end_token_ids": [4], "ignore_eos": True}, [2]),  # 2 is no end
+        ([3], {"stop_token_ids": [3]}, []),  # a stop id is no end of the grammar
+        ([], {}, []),
+        (range(6), {}, [0, 1, 3, 4, 5]),
+    ],
+)
+def test_BN_10_min_tokens_yields_where_a_mask_allows_nothing_but_the_end(allowed, more, left):
+    row = after(np.zeros(6), [0], [5], ends=[2], mask=bitmask(allowed, 6), min_tokens=8, **more)
+    assert [i for i, logit in enumerate(row) if logit != NEVER] == left
+
+
+def test_a_mask_that_is_too_narrow_for_the_end_allows_none():
+    mask = np.int32([0])
+    assert after(np.zeros(40), ends=[35], mask=mask, min_tokens=1) == [NEVER] * 40
+    assert after(np.zeros(40), ends=[3, 35], mask=bitmask([3], 32), min_tokens=1)[3] == 0
+
+
 def test_allow_lists_and_masks_meet():
     assert after([1, 2, 3, 4], allowed_token_ids=[1, 2]) == [NEVER, 2, 3, NEVER]
     assert after([1, 2, 3, 4], allowed_token_ids=[1, 2], mask=bitmask([0, 2], 4)) == [NEVER, NEVER, 3, NEVER]
@@ -109,7 +134,7 @@ def test_allow_lists_and_masks_meet():
 def test_stages_and_rules_are_told():
     at = Context(SamplingParams(logit_bias={0: 1, 1: NEVER}, bad_token_ids=[2]), mask=np.int32([-1]))
     row = rewrite_row(np.float32([1, 2, 3]), at)
-    assert row.stages == (("logit_bias", 2, 2), ("masks", 0, 2), ("bad_token_ids", 1, 1))
+    assert row.stages == (("logit_bias", 2, 2), ("grammar and masks", 0, 2), ("bad_token_ids", 1, 1))
     assert row.rules == ("logit_bias", "bad_token_ids")
 
 

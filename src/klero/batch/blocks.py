@@ -14,7 +14,8 @@ class Blocks:
 
     A block is *out* while it has owners. A block that was registered under a key stays findable when its last owner
     leaves: it is free then, and still cached, until `allocate` needs it. Everything is O(1) a block. num_queries,
-    num_hits: blocks that `find` was asked for, and had. num_evictions: cached contents given up for room.
+    num_hits: blocks that were looked up, and found, as `count_lookup` was told. num_evictions: cached contents given
+    up for room.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -138,9 +139,12 @@ class Blocks:
             if block is None:
                 break
             found.append(block)
-        self.num_queries += len(keys)
-        self.num_hits += len(found)
         return found
+
+    def count_lookup(self, num_asked: int, num_found: int) -> None:
+        """Count a look-up that somebody made use of; one that is only repeated until there is room is none."""
+        self.num_queries += num_asked
+        self.num_hits += num_found
 
     def forget(self) -> None:
         """Drop every cached content, as when the weights change; owners keep their blocks."""

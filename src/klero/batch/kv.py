@@ -22,7 +22,7 @@ class Held:
     block_ids: its blocks, in order; empty while it is swapped out, and then host_ids has them. identity: `identity_of`
     the sequence, fixed. keys: of its full blocks, as far as they were needed; they outlive `release`, so that who waits
     is not hashed again. num_registered: of its blocks, the first ones that were matched or offered to the cache. epoch:
-    which `forget` its first block came after.
+    which `forget` its first block came after. num_asked: blocks that a `match` looked up, until `grow` follows.
     """
 
     block_ids: list[int] = field(default_factory=list)
@@ -31,6 +31,7 @@ class Held:
     num_registered: int = 0
     identity: bytes = b""
     epoch: int = 0
+    num_asked: int = 0
 
 
 class KVAccount:
@@ -67,7 +68,7 @@ class KVAccount:
         """Take the cached blocks of the longest prefix of at most `most` tokens; return how many tokens they hold.
 
         The last token of a prompt must be computed for its logits, so `most` is one less. held must hold nothing. What
-        it took is given back by `release`.
+        it took is given back by `release`; the hit rate counts it once `grow` follows.
         """
         if held.block_ids or held.host_ids:
             raise BlockError("a sequence that holds blocks cannot match a prefix; release it first")
@@ -75,9 +76,10 @@ class KVAccount:
             return 0
         size = self.blocks.block_size
         held.keys = block_keys(token_ids, size, held.identity, held.keys)
-        found = self.blocks.find(held.keys[: max(0, most) // size])
+        asked = held.keys[: max(0, most) // size]
+        found = self.blocks.find(asked)
         self.blocks.share(found)
-        held.block_ids, held.num_registered, held.epoch = found, len(found), self._epoch
+        held.block_ids, held.num_registered, held.epoch, held.num_asked = found, len(found), self._epoch, len(asked)
         return len(found) * size
 
     def fork(self, held: Held, num_tokens: int) -> Held:
@@ -110,6 +112,9 @@ class KVAccount:
             return False
         if not ids:
             held.epoch = self._epoch
+        if held.num_asked:
+            self.blocks.count_lookup(held.num_asked, held.num_registered)
+            held.num_asked = 0
         self.rewind(held, first)  # a key that `match` made of tokens to come is made again: they may be others by then
         for place in shared:
             ids[place] = self._replaced(ids[place], keep=place * self.blocks.block_size < first)
@@ -155,7 +160,7 @@ class KVAccount:
         """Give everything back, in host memory too."""
         self._drop(held.block_ids)
         self._drop_host(held.host_ids)
-        held.block_ids, held.host_ids, held.num_registered = [], [], 0
+        held.block_ids, held.host_ids, held.num_registered, held.num_asked = [], [], 0, 0
 
     def swap_out(self, held: Held, num_tokens: int) -> bool:
         """Move the blocks of the first num_tokens to host memory and release all; False, nothing changed, if full.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -14,11 +16,12 @@ from klero.errors import OptionError
 TOKEN = "Which token"
 MORE = "More filters"
 CHANGES = "Bias, penalties and bans"
+GUIDED = "Which text may come"
 SAID = "What is said about a token"
 
 
-def _option(kind: Any, panel: str, text: str) -> Any:
-    return Annotated[kind | None, typer.Option(rich_help_panel=panel, help=text)]
+def _option(kind: Any, panel: str, text: str, *names: str, metavar: str | None = None) -> Any:
+    return Annotated[kind | None, typer.Option(*names, rich_help_panel=panel, help=text, metavar=metavar)]
 
 
 def _flag(name: str, panel: str, text: str, *, hidden: bool = False) -> Any:
@@ -56,6 +59,16 @@ REWRITING = {
 }
 SPELLED = "Ban this text as the tokenizer spells it, alone and after a space; may be repeated."
 BAD_WORDS = {"bad_words": _option(list[str], CHANGES, SPELLED)}
+STRUCTURED = {
+    "json": _option(str, GUIDED, "JSON that this schema allows.", "--json-schema", metavar="FILE"),
+    "json_object": _flag("--json-object", GUIDED, "Any JSON object."),
+    "regex": _option(str, GUIDED, "What this regular expression matches as a whole."),
+    "choice": _option(list[str], GUIDED, "One of A,B,...; with a comma: '\"a, b\",c'; may be repeated."),
+    "grammar": _option(str, GUIDED, "What this grammar derives: Lark, or EBNF.", metavar="FILE"),
+    "structural_tag": _option(str, GUIDED, "Free text with structures in it.", metavar="FILE"),
+    "json_whitespace": _option(int, GUIDED, "0 .. 16 spaces and line breaks in a row in JSON; unset: 0."),
+    "thinking_token_budget": _option(int, GUIDED, "End the thinking after so many tokens."),
+}
 LOGPROBS = {
     "logprobs": _option(int, SAID, "Its logprob and the k most likely; 0: its own; -1: all."),
     "logprob_token_ids": _option(list[str], SAID, "ID,ID,...: of these as well; may be repeated."),
@@ -121,6 +134,25 @@ def ids_of(option: str, text: str) -> list[int]:
         raise OptionError(f"{option} {text!r}: must be token ids with commas between them") from None
 
 
+def _file(option: str) -> Callable[[str], str]:
+    def read(name: str) -> str:
+        try:
+            return Path(name).read_bytes().decode("utf-8-sig")
+        except (OSError, ValueError) as error:  # ValueError: bytes that are no text, a NUL in the name
+            raise OptionError(f"{option} {name}: cannot be read ({error})") from None
+
+    return read
+
+
+def _choices(texts: list[str]) -> list[str]:
+    """Texts with commas between them, quoted as in CSV where a text holds a comma."""
+    try:
+        return [choice for row in csv.reader(texts, strict=True) for choice in row]
+    except csv.Error as error:
+        shown = " ".join(map(repr, texts))
+        raise OptionError(f"--choice {shown:.60}: must be texts with commas between them ({error})") from None
+
+
 def _bias(texts: list[str]) -> list[tuple[int, float]]:
     return [_pair(text) for text in texts]
 
@@ -156,6 +188,10 @@ READ: dict[str, Callable[[Any], Any]] = {
     "logit_bias": _bias,
     "bad_token_ids": _bad,
     "allowed_token_ids": _ids("--allowed-token-ids"),
+    "json": _file("--json-schema"),
+    "choice": _choices,
+    "grammar": _file("--grammar"),
+    "structural_tag": _file("--structural-tag"),
     "logprob_token_ids": _ids("--logprob-token-ids"),
     "return_context_logits": _rows("--return-context-logits"),
     "return_generation_logits": _rows("--return-generation-logits"),

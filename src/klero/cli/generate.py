@@ -10,7 +10,7 @@ import typer
 
 from klero.cli import generation_config, show
 from klero.cli import options as o
-from klero.cli.fields import BAD_WORDS, FILTERS, LOGPROBS, REWRITING, SEED, SHAPING, takes
+from klero.cli.fields import BAD_WORDS, FILTERS, LOGPROBS, REWRITING, SEED, SHAPING, STRUCTURED, takes
 from klero.cli.requests import Asked, read
 from klero.errors import KleroError, OptionError, RequestError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from klero.params import SamplingParams
 
 
-@takes(SHAPING, SEED, FILTERS, REWRITING, BAD_WORDS, LOGPROBS)
+@takes(SHAPING, SEED, FILTERS, REWRITING, BAD_WORDS, STRUCTURED, LOGPROBS)
 @o.takes_engine
 def generate(
     prompts: Annotated[

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from klero.batch import Held, KVAccount, identity_of
 from klero.engine.embeds import checked_embeds
+from klero.engine.guides import Guides
 from klero.engine.models.protocol import Model
 from klero.engine.options import EngineOptions
 from klero.engine.request import Choice, Request
@@ -68,13 +69,15 @@ class NewRequest(NamedTuple):
 def admit(
     asked: NewRequest,
     limits: Limits,
+    guides: Guides,
     vocabulary: TokenBytes | None,
     encode: Encode | None = None,
     width: int | None = None,
 ) -> Request:
     """Check a request against the model and make it. Raises RequestError or ParameterError; nothing enters a batch.
 
-    encode: text to ids without special tokens, for bad_words. width: of embeddings; None: the model takes ids only.
+    guides: compile its grammar, unless that was prepared. encode: text to ids without special tokens, for bad_words.
+    width: of embeddings; None: the model takes ids only.
     """
     request_id, params = asked.request_id, asked.params
     embeds = checked_embeds(request_id, asked.prompt_embeds, params, width)
@@ -91,7 +94,7 @@ def admit(
     echo = text_of_prompt(vocabulary, params, ids) if vocabulary is not None and params.echo else ""
     request = Request(
         request_id, asked.prompt, ids, params, echo=echo, bad_word_ids=words, prompt_embeds=embeds,
-        priority=_checked_priority(request_id, asked.priority, limits),
+        priority=_checked_priority(request_id, asked.priority, limits), guide=guides.guide_of(params, ids),
     )  # fmt: skip
     identity = identity_of(salt=asked.cache_salt, embeds=embeds)
     for index in range(params.n):

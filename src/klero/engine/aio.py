@@ -16,6 +16,7 @@ from klero.engine.loop import Asked, EngineLoop
 from klero.engine.outputs import Delta, RequestOutput
 from klero.engine.prompts import Prompt, names_of, parts_of
 from klero.errors import OptionError, RequestError
+from klero.grammar.grammars import TIMEOUT as GRAMMAR_TIMEOUT
 from klero.params import SamplingParams
 
 
@@ -51,7 +52,7 @@ class AsyncLLM:
 
         RequestError or ParameterError for a request that cannot be served. Cancelled, it ends the request.
         """
-        asked = self._submit(prompt, params, request_id, priority, cache_salt, stream=False)
+        asked = await self._submit(prompt, params, request_id, priority, cache_salt, stream=False)
         try:
             news = await asked.news.get()
         except BaseException:
@@ -80,10 +81,14 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
         **options: Any,
     ) -> RequestOutput:
         """Answer one conversation; options as those of `LLM.render`, which makes the prompt."""
-        return await self.generate(self.render(messages, **options), params, request_id=request_id)
+        return await self.generate(
+            self.render(messages, **options), params, request_id=request_id, priority=priority, cache_salt=cache_salt
+        )
 
     def render(self, messages: chats.Conversation, **options: Any) -> list[int]:
         """Return the prompt of one conversation, as `LLM.render` does: for `stream`."""
@@ -107,7 +112,7 @@ class AsyncLLM:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _submit(
+    async def _submit(
         self, prompt: Any, params: Any, request_id: str | None, priority: int, cache_salt: str | None, *, stream: bool
     ) -> Asked:
         name = f"{self._prefix}-{next(self._ids)}" if request_id is None else request_id
@@ -119,6 +124,9 @@ class AsyncLLM:
         text, ids = given if isinstance(given, str) else None, self.llm.tokenize(given)
         here = asyncio.get_running_loop()
         asked = Asked(name, ids, params or SamplingParams(), text, stream, here, embeds, priority, cache_salt)
+        compiled = self.llm.engine.guides.prepare(asked.params)
+        if compiled is not None:  # neither the event loop nor the others' steps wait for it
+            await asyncio.wait([asyncio.wrap_future(compiled)], timeout=GRAMMAR_TIMEOUT)
         self._loop.submit(asked)
         return asked
 
@@ -147,7 +155,10 @@ class DeltaStream:
         self._reading = True
         try:
             if self._asked is None:
-                self._asked = self._llm._submit(*self._wanted, stream=True)
+                self._asked = await self._llm._submit(*self._wanted, stream=True)
+                if self._over:  # closed while its grammar was compiled
+                    self._llm._loop.drop(self._asked)
+                    raise StopAsyncIteration
             news = await self._asked.news.get()
         except BaseException:
             self._leave()

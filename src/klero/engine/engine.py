@@ -11,11 +11,12 @@ import numpy.typing as npt
 
 from klero.batch import InputBatch, SchedulerOutput, Step, StepArrays
 from klero.engine.admission import NewRequest, admit, limits_of
+from klero.engine.guides import Guides
 from klero.engine.models.protocol import Model
 from klero.engine.options import EngineOptions, account_of, context_of
 from klero.engine.outputs import Delta, RequestOutput
 from klero.engine.request import Choice, Request
-from klero.engine.runner import Runner
+from klero.engine.runner import Runner, weights_version
 from klero.engine.scheduler import Plan, Planned, Scheduler
 from klero.engine.scores import PromptPart, StepRows, read_prompts
 from klero.engine.seeds import SeedSource
@@ -23,6 +24,7 @@ from klero.engine.times import StepTimes
 from klero.engine.words import Encode
 from klero.errors import KleroError, QueueFullError, RequestError, told
 from klero.finish import FinishReason, TokenBytes
+from klero.grammar.thinking import Marks
 from klero.params import SamplingParams, seed_bits
 from klero.sampling.sampler import Sampler, SampleState, TokenUpdate
 from klero.sampling.status import OK
@@ -32,8 +34,9 @@ class Engine:
     """Runs requests on a model: continuous batching, chunked prefill, sampling by slot.
 
     model: see `klero.engine.models.protocol.Model`. vocabulary: bytes of tokens, None for ids only. encode: text to ids
-    without special tokens, for bad_words. padded_from: columns of the logits from here on are padding. seed: makes the
-    seeds of requests that bring none; None: the operating system. options: the fields of `EngineOptions`.
+    without special tokens, for bad_words. padded_from: columns of the logits from here on are padding. marks: where the
+    model's thinking begins and ends. seed: makes the seeds of requests that bring none; None: the operating system.
+    options: the fields of `EngineOptions`.
 
     times: where the time of the steps went. num_generated: tokens of all requests since the start. One thread at a time
     may call it.
@@ -46,6 +49,7 @@ class Engine:
         vocabulary: TokenBytes | None = None,
         encode: Encode | None = None,
         padded_from: int | None = None,
+        marks: Marks | None = None,
         seed: int | None = None,
         **options: Any,
     ) -> None:
@@ -60,6 +64,9 @@ class Engine:
         )  # fmt: skip
         self.kv = account_of(model, asked, self.max_model_len)
         self.limits = limits_of(model, asked, self.sampler.padded_from, self.max_model_len, self.kv)
+        self.guides = Guides(
+            asked.grammar_backend, vocabulary, self.sampler.padded_from, marks, self.limits.end_token_ids
+        )
         block_size = None if self.kv is None else asked.block_size
         self.batch = InputBatch(max_num_seqs=asked.max_num_seqs, block_size=block_size, seats=self.sampler, **sizes)
         self.runner = Runner(model, asked, self.batch.block_tables.shape[1])
@@ -71,7 +78,7 @@ class Engine:
         self._unanswered: list[Request] = []  # have ended, and nobody was told, as an exception came before
         self._interrupted: list[Request] = []  # had a part in the step that failed last
         self._whole = True  # False: something was cut short, and nobody knows what batch and blocks hold
-        self._weights = _weights_version(model)
+        self._weights = weights_version(model)
         self.reproducible = bool(getattr(model, "deterministic", False))
         self.times, self.closed = StepTimes(), False
         self.num_generated = self._num_steps = 0
@@ -117,7 +124,7 @@ class Engine:
             raise RequestError(f"request_id={request_id!r}: a request of that name is running; choose another")
         asked = NewRequest(request_id, prompt, prompt_ids, params, prompt_embeds, cache_salt, priority)
         width = None if prompt_embeds is None else getattr(self.model, "hidden_size", None)  # asked where it matters
-        request = admit(asked, self.limits, self.vocabulary, self.encode, width)
+        request = admit(asked, self.limits, self.guides, self.vocabulary, self.encode, width)
         self._check_queue(request)
         request.seed = self.seeds.next() if params.seed is None else seed_bits(params.seed)
         request.reproducible, request.stream, request.prompt_index = self.reproducible, stream, prompt_index
@@ -180,6 +187,7 @@ class Engine:
                 return []
             try:
                 arrays, rows = self._lay_out(plan)
+                self.sampler.begin_masks(rows)
                 times.lap("inputs")
                 logits = self.runner.forward(plan.output.moves, arrays)
                 times.lap("forward")
@@ -211,6 +219,7 @@ class Engine:
             return
         self.discard(self.unfinished)
         self.closed = True
+        self.guides.grammars.close()
         if hasattr(self.model, "close"):
             self.model.close()
         elif self.kv is not None:
@@ -375,15 +384,9 @@ class Engine:
     def _look_at_weights(self) -> None:
         """Forget cached prefixes when the weights are others than before; looked at when nothing runs."""
         if self.kv is not None and not self._requests:
-            before, self._weights = self._weights, _weights_version(self.model)
+            before, self._weights = self._weights, weights_version(self.model)
             if before != self._weights:
                 self.kv.forget()
-
-
-def _weights_version(model: Model) -> int | None:
-    """What the model says of its weights; None: nothing."""
-    version = getattr(model, "weights_version", None)
-    return None if version is None else version()
 
 
 def _answer(request: Request) -> RequestOutput:

@@ -12,6 +12,7 @@ import numpy as np
 
 from klero.engine import chat as chats
 from klero.engine.engine import Engine
+from klero.engine.marks import marks_of
 from klero.engine.options import EngineOptions
 from klero.engine.outputs import Delta, Progress, RequestOutput
 from klero.engine.prompts import Prompt, ids_of, listed, names_of, naming, params_of, parts_of, priorities_of
@@ -32,6 +33,8 @@ class LLM:
     `klero.engine.models.protocol.Model`. dtype: "auto", "float32", "bfloat16", "float16". tokenizer: for a live module
     or a Model that has none; a fast tokenizer of transformers.
     max_model_len: a context shorter than the model's own. seed: makes the seeds of requests that bring none.
+    thinking_token_ids: (start, end), where the model's thinking begins and ends, each an id, a list of ids or a text;
+    None: what the chat template uses, if klero knows it.
     deterministic: True: a request's tokens do not depend on what else runs; False: they may (a seed still draws the
     same lots, but the logits may differ); None: the model's default; a Model object has its own way. Every answer says
     which it was (`reproducible`). threads: of the forward and of klero's kernels, for the whole process; None: as the
@@ -55,6 +58,7 @@ class LLM:
         tokenizer: Any = None,
         max_model_len: int | None = None,
         seed: int | None = None,
+        thinking_token_ids: Any = None,
         deterministic: bool | None = None,
         threads: int | None = None,
         spin: int | None = None,
@@ -65,6 +69,7 @@ class LLM:
         set_threads(threads)
         self._watch = Watch()
         loaded, own_tokenizer = _load(model, dtype, deterministic, max_model_len)
+        self._tokenizer_lock = threading.Lock()
         set_threads(threads)  # torch may have come with the model
         self.tokenizer = tokenizer if tokenizer is not None else own_tokenizer
         vocabulary = getattr(loaded, "vocabulary", None)
@@ -73,11 +78,10 @@ class LLM:
         self.engine = Engine(
             loaded, vocabulary=vocabulary, encode=None if self.tokenizer is None else self._encode_word,
             padded_from=padded_from(self.tokenizer, loaded.vocab_size), max_model_len=max_model_len, seed=seed,
-            **options,
+            marks=marks_of(thinking_token_ids, self.tokenizer, self._encode_word), **options,
         )  # fmt: skip
         self._ids = itertools.count()
         self._turns = Turns(self.engine)
-        self._tokenizer_lock = threading.Lock()
         warm_up(np.float32, rewriting=True)
         if "bfloat16" in str(getattr(getattr(loaded, "module", None), "dtype", "")):
             warm_up(np.uint16, rewriting=True)
@@ -153,6 +157,8 @@ class LLM:
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         request_ids: str | Sequence[str] | None = None,
+        priority: int | Sequence[int] = 0,
+        cache_salt: str | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list of them: `generate` on what `render` makes of it."""
@@ -165,7 +171,9 @@ class LLM:
                     chat_template=chat_template, chat_template_kwargs=chat_template_kwargs,
                 )  # fmt: skip
             prompts.append(ids)
-        return self.generate(prompts, params, request_ids=request_ids, progress=progress)
+        return self.generate(
+            prompts, params, request_ids=request_ids, priority=priority, cache_salt=cache_salt, progress=progress
+        )
 
     def render(
         self,
@@ -263,6 +271,8 @@ class LLM:
         ranks = priorities_of(priority, len(asked))
 
         def add() -> None:
+            for one in one_each:
+                self.engine.guides.prepare(one)  # all at once, in the background
             for i, (name, prompt, one) in enumerate(zip(names, asked, one_each, strict=True)):
                 with naming(f"prompts[{i}]"):
                     given, embeds = parts_of(prompt)

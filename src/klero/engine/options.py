@@ -11,6 +11,7 @@ from klero.engine.models.protocol import Model
 from klero.errors import OptionError
 
 POLICIES = ("fcfs", "priority")
+GRAMMARS = ("llguidance", "xgrammar")
 SIZES = ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_answer_bytes")
 BOUNDS = ("num_blocks", "max_model_len", "max_microbatch_tokens", "max_microbatch_requests", "max_num_waiting")
 
@@ -30,6 +31,7 @@ class EngineOptions:
     larger step runs in parts, which bounds its memory. buckets: every part is padded to static shapes.
     scheduling_policy: "fcfs", or "priority": the lower priority goes first, and takes the place of a higher one.
     max_num_waiting: choices that may wait; one more is refused with QueueFullError; None: any number.
+    grammar_backend: "llguidance", "xgrammar", or a `klero.grammar.Backend` of one's own.
     """
 
     max_num_seqs: int = 64
@@ -45,6 +47,7 @@ class EngineOptions:
     buckets: Buckets | None = None
     scheduling_policy: str = "fcfs"
     max_num_waiting: int | None = None
+    grammar_backend: Any = "llguidance"
 
     def __post_init__(self) -> None:
         check_sizes(**{name: getattr(self, name) for name in SIZES})
@@ -53,6 +56,9 @@ class EngineOptions:
             raise OptionError(f"enable_prefix_caching={self.enable_prefix_caching!r}: must be True or False")
         if self.scheduling_policy not in POLICIES:
             raise OptionError(f"scheduling_policy={self.scheduling_policy!r}: must be one of {', '.join(POLICIES)}")
+        if self.grammar_backend not in GRAMMARS and not hasattr(self.grammar_backend, "compile"):
+            rule = f"must be one of {', '.join(GRAMMARS)}, or a klero.grammar.Backend"
+            raise OptionError(f"grammar_backend={self.grammar_backend!r}: {rule}")
         if not (self.buckets is None or isinstance(self.buckets, Buckets)):
             raise OptionError(f"buckets={self.buckets!r}: must be klero.batch.Buckets, or None for no padding")
 

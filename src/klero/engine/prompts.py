@@ -87,9 +87,9 @@ def naming(where: str) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        raise RequestError(f"{where}: {error}") from None
+        raise type(error)(f"{where}: {error}") from None
     except ParameterError as error:
-        raise ParameterError(
+        raise type(error)(
             [Fault(fault.field, fault.value, f"{fault.rule} ({where})") for fault in error.faults]
         ) from None
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from klero.batch import Held, Seat, SequenceId, Slot
+from klero.engine.guides import Guide
 from klero.engine.outputs import CompletionOutput, Delta, RequestOutput
 from klero.engine.scores import Growing, PromptScores, StepRows, TokenScores
 from klero.engine.times import RequestClock
@@ -93,7 +94,7 @@ class Choice:
         return Seat(
             self.owner, request.params, request.prompt_ids, request.seed, self.index, self.finish,
             output_ids=self.finish.token_ids, end_token_ids=end_token_ids, bad_word_ids=request.bad_word_ids,
-            num_embedded=request.num_embedded,
+            num_embedded=request.num_embedded, matcher=None if request.guide is None else request.guide.matcher(),
         )  # fmt: skip
 
     def output(self) -> CompletionOutput:
@@ -140,7 +141,7 @@ class Request:
 
     reproducible: the model is deterministic. stream: every step's news goes out as deltas. prompt_index: its place in
     the call that brought it. bad_word_ids: `params.bad_words` as id sequences. prompt_embeds: float32 [E, H], positions
-    before those of prompt_ids. priority: the lower goes first.
+    before those of prompt_ids. priority: the lower goes first. guide: what its tokens are led by, where there is one.
     """
 
     request_id: str
@@ -155,6 +156,7 @@ class Request:
     bad_word_ids: tuple[Word, ...] = ()
     prompt_embeds: npt.NDArray[np.float32] | None = None
     priority: int = 0
+    guide: Guide | None = None
     clock: RequestClock = field(default_factory=RequestClock)
     choices: list[Choice] = field(default_factory=list)
 

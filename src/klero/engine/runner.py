@@ -45,3 +45,9 @@ class Runner:
             return self.model.forward(arrays)
         padded = pad(arrays, self._buckets, scratch=self._scratch)
         return self.model.forward(padded.arrays)[: padded.num_rows]
+
+
+def weights_version(model: Model) -> int | None:
+    """What the model says of its weights; None: nothing."""
+    version = getattr(model, "weights_version", None)
+    return None if version is None else version()

@@ -28,6 +28,9 @@ class Finish:
     one of these ids comes all the same (drawn by someone else), it is a token like any other. A stop string counts
     if the token that completes it is number min_tokens or later; one completed earlier never fires. ParameterError
     for limits that cannot be met and for stop strings without a vocabulary.
+
+    Beside a grammar (`params.guided`) an end id always ends: it comes before min_tokens only where the grammar allows
+    nothing else, and after it nothing but end ids could come.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Finish:
         self._stop_ids = _patterns_of_ids(params.stop_token_ids)
         self._node = ROOT
         self._min_tokens = params.min_tokens
+        self._grammar_ends = params.guided is not None
         self._max_tokens = max_tokens
         self._keep_stop = params.include_stop_str_in_output
         self._stream: TextStream | None = None
@@ -96,7 +100,7 @@ class Finish:
         node = self._stop_ids.step(self._node, token_id)
         finished: Finished | None
         sequence = self._stop_ids.end_of_node(node)
-        if may_stop and token_id in self._end_ids:
+        if (may_stop or self._grammar_ends) and token_id in self._end_ids:
             finished = Finished(FinishReason.STOP)
             self._stop_at_ids((token_id,))
         elif may_stop and sequence is not None:

@@ -37,6 +37,14 @@ ALIASES: dict[str, str] = {
     "no_stop_trim": "include_stop_str_in_output",  # SGLang
     "top_logprobs": "logprobs",  # OpenAI chat
     "token_ids_logprob": "logprob_token_ids",  # SGLang
+    "guided_json": "json",  # vLLM
+    "json_schema": "json",  # SGLang, llama.cpp
+    "guided_json_object": "json_object",
+    "guided_regex": "regex",  # vLLM
+    "guided_choice": "choice",  # vLLM
+    "guided_grammar": "grammar",  # vLLM
+    "ebnf": "grammar",  # SGLang
+    "thinking_budget": "thinking_token_budget",  # SGLang
 }
 
 NEAREST: dict[str, str] = {
@@ -47,13 +55,17 @@ NEAREST: dict[str, str] = {
     "logprob_start_len": "prompt_logprobs",  # SGLang
     "output_scores": "logprobs",  # transformers
     "output_logits": "return_generation_logits",  # transformers
+    "guided_whitespace_pattern": "json_whitespace",  # vLLM; a regular expression there
+    "structured_outputs": "json",  # vLLM; holds the fields there
+    "guided_decoding": "json",  # TensorRT-LLM; holds the fields there
+    "response_format": "json",  # OpenAI; names the kind there
+    "reasoning_budget_tokens": "thinking_token_budget",  # llama.cpp; -1 is off there
 }
 """What an error suggests for names whose values mean something else here, so that they are no aliases."""
 
 RESERVED = frozenset(
     """
     use_beam_search beam_width beam_width_array length_penalty early_stopping beam_search_diversity_rate
-    json regex choice grammar json_object structural_tag thinking_token_budget
     """.split()  # noqa: SIM905  a table of words
 )
 """Fields of later versions: absent until they work, and known by name, so that the error can say so."""

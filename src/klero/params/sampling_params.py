@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from klero.errors import Fault, ParameterError
-from klero.params import checks
+from klero.params import checks, guided
 from klero.params.aliases import accepts_aliases
 from klero.params.decay import Decay, resolve_decay
 from klero.params.row import (
@@ -51,6 +51,14 @@ CHECKS: dict[str, checks.Check] = {
     "no_repeat_ngram_size": checks.none_is(0, checks.integer(0, way_out="0 switches it off")),
     "allowed_token_ids": checks.optional(checks.allowed_ids),
     "logits_processors": checks.none_is((), checks.callables),
+    "json": checks.optional(guided.json_schema),
+    "json_object": checks.none_is(False, checks.boolean),
+    "regex": checks.optional(guided.pattern),
+    "choice": checks.optional(guided.choices),
+    "grammar": checks.optional(guided.pattern),
+    "structural_tag": checks.optional(guided.structural_tag),
+    "json_whitespace": checks.none_is(0, checks.integer(0, 16, way_out="0: compact")),
+    "thinking_token_budget": checks.optional(checks.integer(0, way_out="None: no limit")),
     "seed": checks.optional(checks.integer(-(2**63), 2**64 - 1, way_out="leave it out for a fresh seed")),
     "n": checks.none_is(1, checks.integer(1, 2**32 - 1)),
     "max_tokens": checks.optional(checks.integer(0, way_out="None: as many as fit")),
@@ -106,13 +114,19 @@ class SamplingParams:
         bad_words: strings; bad_token_ids: ids or id sequences; no_repeat_ngram_size: no n-gram twice;
             allowed_token_ids: nothing else.
         logits_processors: callables (token_ids, row) -> row; a banned token stays banned.
+    Which text may come, at most one of six (docs/rules.md, Structured output):
+        json: a JSON schema: a dict, a bool, JSON text or a class with model_json_schema(); kept as JSON text.
+            json_object: any JSON object. regex: a regular expression. choice: a list of different texts.
+            grammar: Lark, or EBNF (`root ::= ...`). structural_tag: free text with structures between marks.
+        json_whitespace: 0 .. 16 spaces and line breaks wherever JSON allows any; 0: compact.
+        thinking_token_budget: after so many tokens thinking ends; the grammar begins after it.
     Seed and children:
         seed: 0 .. 2^64-1, or -2^63 .. -1 as the same bit patterns; unset: a fresh one, reported with the answer.
         n: >= 1 choices; choice i draws as child i.
     Length and end:
         max_tokens: >= 1, or None for what fits; 0, beside prompt_logprobs or return_context_logits, generates nothing.
         min_tokens: 0 .. max_tokens; until then every end id and stop id is banned and stop strings are not acted on;
-            generated tokens count.
+            generated tokens count. Where a grammar allows nothing but the end, it ends.
         stop: string or list of them, matched on text. stop_token_ids: ids or id sequences.
         end_token_ids: further end ids beside the model's own. ignore_eos: ignore the model's, not the caller's.
         include_stop_str_in_output: keep the text of what stopped it.
@@ -155,6 +169,14 @@ class SamplingParams:
     no_repeat_ngram_size: int = 0
     allowed_token_ids: Any = None
     logits_processors: Any = field(default=(), hash=False)
+    json: Any = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: tuple[str, ...] | list[str] | None = None
+    grammar: str | None = None
+    structural_tag: Any = None
+    json_whitespace: int = 0
+    thinking_token_budget: int | None = None
     seed: int | None = None
     n: int = 1
     max_tokens: int | None = None
@@ -226,10 +248,20 @@ class SamplingParams:
 
     @functools.cached_property
     def rewrites(self) -> bool:
-        """Whether anything but min_tokens changes or bans logits."""
+        """Whether anything but min_tokens and masks changes or bans logits."""
         listed = self.logit_bias or self.bad_words or self.bad_token_ids or self.logits_processors
         whole = self.embedding_bias is not None or self.allowed_token_ids is not None
         return bool(listed) or whole or self.penalises or self.no_repeat_ngram_size > 0
+
+    @functools.cached_property
+    def guided(self) -> str | None:
+        """Which of json, json_object, regex, choice, grammar and structural_tag is asked for."""
+        return guided.guided_field(self)
+
+    @functools.cached_property
+    def needs_mask(self) -> bool:
+        """Whether something that follows the text decides which tokens may come: a grammar, or the end of thinking."""
+        return self.guided is not None or self.thinking_token_budget is not None
 
     @functools.cached_property
     def has_own_filters(self) -> bool:

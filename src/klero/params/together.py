@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from klero.errors import Fault
+from klero.params.guided import GUIDED, OF_JSON
 
 Rule = Callable[[Any], Fault | None]
 
@@ -57,6 +58,28 @@ def _of_decay(name: str) -> Rule:
     return rule
 
 
+def _one_grammar(params: Any) -> Fault | None:
+    asked = [name for name in GUIDED if getattr(params, name) not in (None, False)]
+    if len(asked) < 2:
+        return None
+    rule = f"stands beside {asked[0]}; a text follows one grammar: give one of {', '.join(GUIDED)}"
+    return Fault(asked[1], getattr(params, asked[1]), rule)
+
+
+def _json_whitespace(params: Any) -> Fault | None:
+    if params.json_whitespace == 0 or params.guided in OF_JSON:
+        return None
+    rule = f"means nothing without {', '.join(OF_JSON[:-1])} or {OF_JSON[-1]}; give one of them, or leave this out"
+    return Fault("json_whitespace", params.json_whitespace, rule)
+
+
+def _end_of_grammar(params: Any) -> Fault | None:
+    if params.guided is None or not params.ignore_eos or params.end_token_ids:
+        return None
+    rule = f"leaves nothing that may come at the end of {params.guided}; give end_token_ids, or leave this out"
+    return Fault("ignore_eos", True, rule)
+
+
 def nothing_allowed(params: Any, bad_word_ids: Iterable[tuple[int, ...]] = ()) -> Fault | None:
     """Nothing may be left to allow by bans that hold at every step. Longer bad sequences depend on the history.
 
@@ -79,5 +102,8 @@ TOGETHER: dict[tuple[str, ...], Rule] = {
     ("top_p_min", "top_p_decay"): _of_decay("top_p_min"),
     ("top_p_reset_id", "top_p_decay"): _of_decay("top_p_reset_id"),
     ("allowed_token_ids", "bad_token_ids", "logit_bias"): nothing_allowed,
+    GUIDED: _one_grammar,
+    (*GUIDED, "json_whitespace"): _json_whitespace,
+    (*GUIDED, "ignore_eos", "end_token_ids"): _end_of_grammar,
     ("logprobs_mode", "logprobs", "logprob_token_ids", "prompt_logprobs"): _logprobs_mode,
 }

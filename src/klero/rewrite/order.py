@@ -82,7 +82,7 @@ BANS = (
         "all bans come after all changes: -inf is a meaning and not a number, and nothing may lift it",
     ),
     Ban(
-        "masks",
+        "grammar and masks",
         lambda at: at.mask is not None,
         lambda at, width: bans.disallowed(at.mask, width),  # type: ignore[arg-type]
         "a ban like the others; their order among themselves changes nothing",

@@ -12,6 +12,7 @@ from klero.batch import Column, Columns, History
 from klero.batch.counts import Counts
 from klero.batch.ngrams import Ngrams
 from klero.batch.ragged import Ragged
+from klero.grammar.masks import Masks, words_of
 from klero.rewrite.bans import bitmask
 from klero.rewrite.context import Context
 from klero.rewrite.penalties import PENALTIES, Penalties, penalties_of
@@ -76,7 +77,7 @@ class Rules:
         self._words = Ragged(num_slots, np.int32)
         self._counts = Counts(num_slots, history.max_len)
         self._ngrams = Ngrams(num_slots, history.max_len)
-        self._masks = np.empty((0, -(-width // 32)), np.int32)  # a row a slot from the first allow-list on
+        self._masks = np.empty((0, words_of(width)), np.int32)  # a row a slot from the first allow-list on
         self._dense = np.empty((0, width), np.float32)  # a row a slot from the first `embedding_bias` on
 
     def start(self, index: int, at: Context) -> None:
@@ -138,20 +139,29 @@ class Rules:
 
     def patched(self, indices: IDS) -> npt.NDArray[np.bool_]:
         """Which slots have rules that act on their next token."""
+        return self._columns["patched"][indices] | self.awaits_min_tokens(indices)
+
+    def awaits_min_tokens(self, indices: IDS) -> npt.NDArray[np.bool_]:
+        """Which slots have fewer tokens yet than they must."""
         output = self._history.lengths[indices] - self._history.prompt_lengths[indices]
-        return self._columns["patched"][indices] | (output < self._columns["min_tokens"][indices])
+        fewer: npt.NDArray[np.bool_] = output < self._columns["min_tokens"][indices]
+        return fewer
 
-    def masks(self, indices: IDS) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """The allow-lists as masks int32 [M, ceil(V / 32)], and the mask of each of these slots, -1 where none."""
-        return self._masks, np.where(self._columns["masked"][indices], indices, -1).astype(np.int32)
+    def masks(self, indices: IDS) -> Masks:
+        """The allow-lists of rows that these slots have next."""
+        return Masks(self._masks, np.where(self._columns["masked"][indices], indices, -1).astype(np.int32))
 
-    def arrays(self) -> RuleArrays:
-        """Everything that the kernel reads."""
+    def arrays(self, without_min_tokens: IDS | Sequence[int] = ()) -> RuleArrays:
+        """Everything that the kernel reads. without_min_tokens: slots in which it bans nothing now."""
         counts, ngrams, history, columns = self._counts, self._ngrams, self._history, self._columns
+        min_tokens = columns["min_tokens"]
+        if len(without_min_tokens):
+            min_tokens = min_tokens.copy()
+            min_tokens[np.asarray(without_min_tokens)] = 0
         return RuleArrays(
             columns["dense"], self._dense, self._bias_ids.starts, self._bias_ids.flat, self._bias_values.flat,
             columns["penalties"], counts.ids, counts.counts, counts.num_entries, self._words.starts, self._words.flat,
-            columns["min_tokens"], columns["ngram_sizes"], ngrams.index, ngrams.log2_used, ngrams.previous,
+            min_tokens, columns["ngram_sizes"], ngrams.index, ngrams.log2_used, ngrams.previous,
             history.ids, history.lengths, history.prompt_lengths,
         )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,19 @@ from klero.rows.inputs import ids_of
 I32 = npt.NDArray[np.int32]
 
 
+class Names(NamedTuple):
+    """What a function calls its arguments, for messages."""
+
+    positions: str
+    prompts: str
+    outputs: str
+    masks: str
+
+
+OF_ROWS = Names("positions", "prompts", "outputs", "masks")
+OF_ONE_ROW = Names("position", "prompt", "output", "mask")
+
+
 def contexts_of(
     params: Sequence[SamplingParams],
     width: int,
@@ -26,22 +39,25 @@ def contexts_of(
     outputs: Any,
     masks: Any,
     end_token_ids: Any,
+    names: Names = OF_ROWS,
 ) -> dict[int, Context]:
     """The contexts of the rows that anything rewrites, by row. Raises ParameterError for what does not fit.
 
     prompts, outputs: None, or R lists of token ids. masks: None or int32 [R, W]. end_token_ids: None or the model's.
+    names: what messages call them.
     """
-    prompt_of = histories("prompts", prompts, len(params), width)
-    output_of = histories("outputs", outputs, len(params), width)
-    mask_of = read_masks(masks, len(params), width, padded_from)
+    prompt_of = histories(names.prompts, prompts, len(params), width)
+    output_of = histories(names.outputs, outputs, len(params), width)
+    mask_of = read_masks(masks, len(params), width, padded_from, names.masks)
     masked = np.zeros(len(params), bool) if mask_of is None else (mask_of != -1).any(axis=1)
     ends = () if end_token_ids is None else tuple(ids_of("end_token_ids", end_token_ids, width).tolist())
-    told = prompts is not None and outputs is not None
+    told = Told(prompts is not None and outputs is not None, masks is not None, end_token_ids is not None)
     contexts = {}
     for r, one in enumerate(params):
-        if masked[r] or one.rewrites or one.min_tokens or one.decay or one.has_own_filters or one.asks:
+        rewritten = masked[r] or one.rewrites or one.min_tokens or one.decay or one.needs_mask
+        if rewritten or one.has_own_filters or one.asks:
             check_width(one, width, padded_from)
-            _check_told(one, told, end_token_ids is not None)
+            _check_told(one, told, names)
             mask = mask_of[r] if mask_of is not None and masked[r] else None
             contexts[r] = Context(one, prompt_of[r], output_of[r], ends, (), mask)
     return contexts
@@ -56,36 +72,66 @@ def histories(name: str, given: Any, num_rows: int, width: int) -> list[I32]:
     return [ids_of(name, ids, width) for ids in given]
 
 
-def read_masks(masks: Any, num_rows: int, width: int, padded_from: int) -> I32 | None:
-    """Masks as int32 [R, W] for the columns before the padding; what lies beyond a narrower mask is banned."""
+def read_masks(masks: Any, num_rows: int, width: int, padded_from: int, name: str = "masks") -> I32 | None:
+    """Masks as int32 [R, W] for the columns before the padding; what lies beyond a narrower mask is banned.
+
+    Bits of columns that do not exist are 0 in every row, except in one of ones alone, which masks nothing.
+    """
     if masks is None:
         return None
     words = -(-width // 32)
     given = masks.numpy() if type(masks).__module__.partition(".")[0] == "torch" else np.asarray(masks)
     if given.ndim != 2 or len(given) != num_rows or given.dtype.kind not in "iu" or given.dtype.itemsize != 4:
-        rule = f"must be int32 [{num_rows}, {words}], bit i & 31 of word i >> 5 set where token i is allowed"
-        raise ParameterError([Fault("masks", f"{given.dtype} {given.shape}", rule)])
+        one = name == OF_ONE_ROW.masks
+        shape, shown = (f"[{words}]", given.shape[1:]) if one else (f"[{num_rows}, {words}]", given.shape)
+        rule = f"must be int32 {shape}, bit i & 31 of word i >> 5 set where token i is allowed"
+        raise ParameterError([Fault(name, f"{given.dtype} {shown}", rule)])
     if given.shape[1] > words:
         rule = f"must not be wider than the logits: {words} words hold {width} bits"
-        raise ParameterError([Fault("masks", given.shape, rule)])
+        raise ParameterError([Fault(name, given.shape, rule)])
     given, kept = given.astype(given.dtype.newbyteorder("="), copy=False), -(-padded_from // 32)
     if given.shape[1] == kept and given.flags.c_contiguous and given.flags.writeable:  # one kind of array for kernels
-        return given.view(np.int32)
+        return _without_strays(given.view(np.int32), padded_from)
     whole = np.zeros((num_rows, kept), np.int32)
     whole[:, : given.shape[1]] = given[:, :kept].view(np.int32)
-    return whole
+    return _without_strays(whole, padded_from)
 
 
-def _check_told(params: SamplingParams, told: bool, ends_told: bool) -> None:
-    """Refuse what would be ignored for want of a history, end ids or a tokenizer."""
+def _without_strays(masks: I32, num_tokens: int) -> I32:
+    """The masks without bits past the last token, which would look like something that is allowed."""
+    if num_tokens % 32 == 0:
+        return masks
+    past = np.int32(-1 << num_tokens % 32)
+    rows = np.flatnonzero(masks[:, -1] & past)
+    rows = rows[(masks[rows] != -1).any(axis=1)]
+    if rows.size:
+        masks = masks.copy()
+        masks[rows, -1] &= ~past
+    return masks
+
+
+class Told(NamedTuple):
+    """What was told about rows: their histories, masks, and the model's end ids."""
+
+    history: bool
+    mask: bool
+    ends: bool
+
+
+def _check_told(params: SamplingParams, told: Told, names: Names) -> None:
+    """Refuse what would be ignored for want of a history, a mask, end ids or a tokenizer."""
     faults = []
+    if not told.mask:
+        rule = f"is about text, and there is no tokenizer here; give {names.masks}=, or ask klero.LLM"
+        asked = (params.guided, None if params.thinking_token_budget is None else "thinking_token_budget")
+        faults += [Fault(name, getattr(params, name), rule) for name in asked if name is not None]
     if params.bad_words:
         rule = "are text, and there is no tokenizer here; give bad_token_ids, with and without the leading space"
         faults.append(Fault("bad_words", params.bad_words, rule))
-    if not told:
-        rule = "reads the history; give prompts= and outputs= (empty lists where nothing was generated yet)"
+    if not told.history:
+        rule = f"reads the history; give {names.prompts}= and {names.outputs}= (empty where nothing was generated yet)"
         faults += [Fault(name, getattr(params, name), rule) for name in _reads_history(params)]
-    if params.min_tokens and not ends_told and not params.ignore_eos:
+    if params.min_tokens and not told.ends and not params.ignore_eos:
         rule = "bans the model's end ids; give end_token_ids= (an empty list for a model without)"
         faults.append(Fault("min_tokens", params.min_tokens, rule))
     if faults:

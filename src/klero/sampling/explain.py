@@ -14,7 +14,7 @@ from klero.params import RowParams, SamplingParams, check_seed, seed_bits
 from klero.params.decay import top_p_after
 from klero.rewrite import Context, Rewritten, rewrite_row
 from klero.rows.inputs import as_float32, read_logits, width_without_padding
-from klero.sampling.contexts import contexts_of
+from klero.sampling.contexts import OF_ONE_ROW, contexts_of
 from klero.sampling.fused.reference import DrawnRow, sample_row
 from klero.sampling.stateless import counters, positions_of
 from klero.sampling.status import BAD, EMPTY, FAILED, NO_TOKEN, OK, message
@@ -104,13 +104,13 @@ def explain(
     width = width_without_padding(padded_from, raw.shape[1])
     contexts = contexts_of(
         [params], raw.shape[1], padded_from=width, prompts=prompts, outputs=outputs, end_token_ids=end_token_ids,
-        masks=None if masks is None else np.asarray(mask)[None],
+        masks=None if masks is None else np.asarray(mask)[None], names=OF_ONE_ROW,
     )  # fmt: skip
     at = contexts.get(0, Context(params))
     decay = params.decay
     asked = params.row if decay is None else params.row_at(top_p_after(decay, at.output_ids.tolist()))
     bits = _one_seed(params, seed, asked.greedy)
-    where = counters("position", positions_of(prompts, outputs) if position is None else position, 1)
+    where = counters("position", positions_of(prompts, outputs, OF_ONE_ROW) if position is None else position, 1)
     children = counters("child", child, 1)
     raw_row = raw[0, :width]
     return _explained(raw_row, at, asked, bits, int(where[0]), int(children[0]))

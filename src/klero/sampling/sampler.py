@@ -10,30 +10,21 @@ import numpy as np
 import numpy.typing as npt
 
 from klero.batch import Column, Columns, History, Slot, Slots, Step
-from klero.batch.seats import CheckedSeat, FinishRules, Seat, check_room
+from klero.batch.seats import CheckedSeat, FinishRules, Seat
 from klero.batch.step import NO_DRAFT
 from klero.device import Backend, choose_backend
-from klero.errors import (
-    STOPS,
-    Fault,
-    LogitsError,
-    OptionError,
-    ParameterError,
-    RequestError,
-    SlotError,
-    told,
-)
+from klero.errors import STOPS, LogitsError, OptionError, RequestError, SlotError, told
+from klero.grammar.masks import Masks
+from klero.grammar.matchers import Matchers
 from klero.logprobs import Asks, asks_of
-from klero.params import NEUTRAL, ROW_DTYPE, SamplingParams, check_seed, seed_bits
+from klero.params import NEUTRAL, ROW_DTYPE, SamplingParams
 from klero.params.decay import next_top_p, top_p_after
-from klero.params.together import nothing_allowed
-from klero.params.width import check_width
 from klero.rewrite import Context, Rules
-from klero.rows.inputs import Logits, ids_of, read_logits, width_without_padding
+from klero.rows.inputs import Logits, read_logits, width_without_padding
 from klero.sampling.contexts import read_masks
-from klero.sampling.stateless import counters
+from klero.sampling.seating import checked_seat
 from klero.sampling.status import EMPTY, NO_TOKEN, OK
-from klero.sampling.work import Patched, Sampled, Work, is_hosted, merge_masks
+from klero.sampling.work import Patched, Sampled, Work, is_hosted
 
 
 class TokenUpdate(NamedTuple):
@@ -109,6 +100,7 @@ class Sampler:
         self.columns = Columns(num_slots, COLUMNS)
         self.history = History(num_slots, max_len)
         self.rules = None if self.backend == "reference" else Rules(num_slots, self.padded_from, self.history)
+        self.matchers = Matchers(self.padded_from)
         self._held: dict[int, Seated] = {}
 
     @property
@@ -144,27 +136,34 @@ class Sampler:
         indices = np.array([self.slots.check(slot) for slot in slots], np.int32)
         return Step.one_row_each(slots, self._next_positions(indices), self.columns["child"][indices])
 
+    def begin_masks(self, step: Step) -> None:
+        """Let the matchers of a step's rows make their masks in the background. Before the forward; may be left out."""
+        self.matchers.begin(step.slot_of_row[: step.row_starts[-1]])
+
     def sample_async(self, step: Step, logits: Any, masks: Any = None) -> SampleState:
         """Sample every row and append its token to its history. After the forward; nothing here waits for the host.
 
-        logits: [R, V] as for `klero.sample`, row r for step.slot_of_row[r]; masks: as there. Padding rows
-        (`Step.padded`) are not read: their token is -1, and nobody's state is touched. On the CPU the work is done on
-        return. SlotError for a step that is not of now (a slot released since, or sampled since); LogitsError,
-        ParameterError; nothing changed.
+        logits: [R, V] as for `klero.sample`, row r for step.slot_of_row[r]; masks: as there, beside those of matchers.
+        Padding rows (`Step.padded`) are not read: their token is -1, and nobody's state is touched. On the CPU the work
+        is done on return. SlotError for a step that is not of now (a slot released since, or sampled since);
+        LogitsError, ParameterError; nothing changed.
         """
         self._check(step)
-        read, masks = self._read(step, logits), read_masks(masks, step.num_rows, self.vocab_size, self.padded_from)
+        read, (allowed, failed) = self._read(step, logits), self._masks(step, masks)
         slots = step.slot_of_row
         seeds, params = self.columns["seed"][slots], self.columns["row"][slots]
         at = step.position_of_row, step.child_of_row
         work = Work(read.rows, self.padded_from, params, seeds, *at, self.backend, self._asks(slots))
         real = np.arange(step.num_rows) < step.row_starts[-1]
-        patched, hosted = (rows & real for rows in self._roads(slots, masks))
-        work.run_plain(np.flatnonzero(real & ~(patched | hosted)))
+        sound = real & ~np.isin(np.arange(step.num_rows), list(failed))
+        patched, hosted = (rows & sound for rows in self._roads(slots, allowed))
+        work.run_plain(np.flatnonzero(sound & ~(patched | hosted)))
         if patched.any():
-            self._run_patched(work, slots, np.flatnonzero(patched), masks)
+            self._run_patched(work, slots, np.flatnonzero(patched), allowed)
         if hosted.any():
-            work.run_hosted({r: self._context(slots[r], masks, r) for r in np.flatnonzero(hosted).tolist()})
+            work.run_hosted({r: self._context(slots[r], allowed, r) for r in np.flatnonzero(hosted).tolist()})
+        for r, what in failed.items():
+            work.refuse(r, what)
         for of_row, value in zip(work.out, (NO_TOKEN, EMPTY, 0), strict=True):
             of_row[~real] = value
         drawn = work.status == OK
@@ -208,6 +207,7 @@ class Sampler:
         self.history.append(slots, token_ids)
         if self.rules is not None:
             self.rules.append(slots, token_ids)
+        self.matchers.append(slots, token_ids)
         for k in np.flatnonzero(self.columns["decays"][slots]).tolist():
             index = int(slots[k])
             params, top_p = self._held[index].seat.params, int(self.columns["top_p"][index])
@@ -231,6 +231,7 @@ class Sampler:
         """Empty a slot."""
         if self.rules is not None:
             self.rules.reset(index)
+        self.matchers.reset(index)
         self.columns.reset(index)
         self.history.reset(index)
         self._held.pop(index, None)
@@ -239,33 +240,7 @@ class Sampler:
         """The seat with its seed as bits and its tokens as arrays, if it can be seated."""
         if isinstance(seat, CheckedSeat) and seat.by is self:
             return seat
-        params, prompt = seat.params, _ids("prompt_ids", seat, self.vocab_size)
-        output = _ids("output_ids", seat, self.vocab_size)
-        check_room(seat, len(prompt), len(output), self.history.max_len)
-        check_width(params, self.vocab_size, self.padded_from)
-        (child,) = counters("child", seat.child, 1)
-        seed = check_seed("seed", seat.seed)
-        faults = []
-        if seed is None:
-            faults.append(Fault("seed", None, "must be given: the engine draws one at admission"))
-        if params.min_tokens and seat.end_token_ids is None and not params.ignore_eos:
-            rule = "bans the model's end ids; give Seat.end_token_ids (empty for a model without)"
-            faults.append(Fault("min_tokens", params.min_tokens, rule))
-        if params.bad_words and seat.bad_word_ids is None:
-            rule = "are text, and the sampler has no tokenizer; give Seat.bad_word_ids"
-            faults.append(Fault("bad_words", params.bad_words, rule))
-        if seat.bad_word_ids and not params.bad_words:
-            rule = "stand without bad_words, which they spell; give them as bad_token_ids"
-            faults.append(Fault("bad_word_ids", seat.bad_word_ids, rule))
-        if fault := nothing_allowed(params, seat.bad_word_ids or ()):
-            faults.append(fault)
-        if faults:
-            raise ParameterError(faults)
-        ends = tuple(ids_of("end_token_ids", seat.end_token_ids or (), self.vocab_size).tolist())
-        return CheckedSeat(**vars(seat) | {
-            "prompt_ids": prompt, "output_ids": output, "seed": seed_bits(seed or 0), "child": int(child),
-            "end_token_ids": ends, "bad_word_ids": _words(seat, self.vocab_size), "by": self,
-        })  # fmt: skip
+        return checked_seat(seat, self.vocab_size, self.padded_from, self.history.max_len, by=self)
 
     def _seat(self, slot: Slot, seat: Seat) -> None:
         params, output = seat.params, np.asarray(seat.output_ids)
@@ -279,12 +254,14 @@ class Sampler:
         )  # fmt: skip
         if self.rules is not None and (params.rewrites or params.min_tokens):
             self.rules.start(slot.index, self._context(slot.index))
+        if seat.matcher is not None:
+            self.matchers.start(slot.index, seat.matcher, output.tolist())
 
-    def _context(self, index: int, masks: npt.NDArray[np.int32] | None = None, r: int = 0) -> Context:
+    def _context(self, index: int, masks: Masks | None = None, r: int = 0) -> Context:
         """What the rewriting of a slot's next row depends on."""
         seat, tokens = self._held[int(index)].seat, self.history.tokens(int(index))
         num_prompt = self.history.prompt_lengths[index]
-        mask = None if masks is None else masks[r]
+        mask = None if masks is None else masks.row(r)
         ends = tuple(seat.end_token_ids or ())
         return Context(seat.params, tokens[:num_prompt], tokens[num_prompt:], ends, seat.bad_word_ids or (), mask)
 
@@ -296,25 +273,34 @@ class Sampler:
         pairs = zip(slots.tolist(), asking.tolist(), strict=True)
         return asks_of([self._held[i].seat.params if asks else NOTHING for i, asks in pairs], self.padded_from)
 
+    def _masks(self, step: Step, given: Any) -> tuple[Masks, dict[int, str]]:
+        """The masks of a step's rows, those of matchers and those given; what went wrong with a matcher, by row."""
+        words = read_masks(given, step.num_rows, self.vocab_size, self.padded_from)
+        masks, failed = self.matchers.masks(step.slot_of_row[: step.row_starts[-1]])
+        if step.num_rows > len(masks.of_row):
+            of_row = np.pad(masks.of_row, (0, step.num_rows - len(masks.of_row)), constant_values=-1)
+            masks = masks._replace(of_row=of_row)
+        return masks if words is None else masks.joined(Masks.given(words)), failed
+
     def _roads(
-        self, slots: npt.NDArray[np.int32], masks: npt.NDArray[np.int32] | None
+        self, slots: npt.NDArray[np.int32], masks: Masks
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Which rows a kernel rewrites, and which the reference does."""
         if self.rules is None:
             return np.zeros(len(slots), bool), np.ones(len(slots), bool)
         hosted = self.columns["hosted"][slots]
-        patched = self.rules.patched(slots) | self.columns["asks"][slots]
-        if masks is not None:
-            patched |= (masks != -1).any(axis=1)
+        patched = self.rules.patched(slots) | self.columns["asks"][slots] | (masks.of_row >= 0)
         return patched & ~hosted, hosted
 
     def _run_patched(
-        self, work: Work, slots: npt.NDArray[np.int32], chosen: npt.NDArray[np.int64], masks: Any
+        self, work: Work, slots: npt.NDArray[np.int32], chosen: npt.NDArray[np.int64], masks: Masks
     ) -> None:
         """Sample the rows whose rules the kernel applies."""
         assert self.rules is not None
-        merged = merge_masks(*self.rules.masks(slots), masks)
-        patched = Patched(self.rules.arrays(), slots, *merged)
+        bound = chosen[(masks.of_row[chosen] >= 0) & self.rules.awaits_min_tokens(slots[chosen])]
+        free = [r for r in bound.tolist() if not self._context(slots[r], masks, r).awaits_min_tokens]
+        rules = self.rules.arrays(without_min_tokens=slots[free])
+        patched = Patched(rules, slots, *self.rules.masks(slots).joined(masks))
         work.run_patched(chosen, patched, lambda r: self._context(slots[r], masks, r))
 
     def _next_positions(self, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
@@ -380,18 +366,3 @@ class Sampler:
                 return update(finished)
         return update(None)
 
-
-def _ids(name: str, seat: Seat, width: int) -> npt.NDArray[np.int32]:
-    """prompt_ids or output_ids of a seat as int32."""
-    try:
-        return ids_of(name, getattr(seat, name), width)
-    except ParameterError as error:
-        raise RequestError(f"{seat.owner}: {error}") from None
-
-
-def _words(seat: Seat, width: int) -> tuple[tuple[int, ...], ...]:
-    """The bad words of a seat, if all their ids are ids."""
-    words = [tuple(ids_of("bad_word_ids", ids, width).tolist()) for ids in seat.bad_word_ids or ()]
-    if not all(words):
-        raise ParameterError([Fault("bad_word_ids", seat.bad_word_ids, "must not hold an empty word; leave it out")])
-    return tuple(words)

@@ -12,13 +12,14 @@ import numpy.typing as npt
 from klero.batch import History
 from klero.device import HAVE_NUMBA, Backend, choose_backend
 from klero.errors import Fault, ParameterError
+from klero.grammar.masks import Masks
 from klero.logprobs import asks_of, score
 from klero.params import SamplingParams, check_seed, seed_bits, stack_rows
 from klero.params.decay import top_p_after
 from klero.rewrite import Context, Rules
 from klero.rows.inputs import read_logits, width_without_padding
-from klero.sampling.contexts import contexts_of
-from klero.sampling.work import Patched, Sampled, Work, is_hosted, merge_masks
+from klero.sampling.contexts import OF_ROWS, Names, contexts_of
+from klero.sampling.work import Patched, Sampled, Work, is_hosted
 
 
 def sample(
@@ -100,15 +101,20 @@ def run_rewritten(work: Work, contexts: dict[int, Context]) -> None:
         slots[r] = slot
         history.start(slot, contexts[r].prompt_ids, contexts[r].output_ids)
         rules.start(slot, contexts[r])
-    lists = rules.masks(slots)
-    given = None
-    if any(contexts[r].mask is not None for r in patched):
-        given = np.full((len(work.rows), lists[0].shape[1]), -1, np.int32)
-        for r in patched:
-            if (mask := contexts[r].mask) is not None:
-                given[r] = mask
-    masks, mask_of_row = merge_masks(*lists, given)
-    work.run_patched(np.array(patched), Patched(rules.arrays(), slots, masks, mask_of_row), contexts.__getitem__)
+    masks = rules.masks(slots).joined(_masks_of(contexts, len(work.rows), work.width))
+    free = [slots[r] for r in patched if not contexts[r].awaits_min_tokens]
+    patch = Patched(rules.arrays(without_min_tokens=free), slots, *masks)
+    work.run_patched(np.array(patched), patch, contexts.__getitem__)
+
+
+def _masks_of(contexts: dict[int, Context], num_rows: int, num_tokens: int) -> Masks:
+    """The masks of the rows that have one."""
+    given = {r: at.mask for r, at in contexts.items() if at.mask is not None}
+    if not given:
+        return Masks.none(num_rows, num_tokens)
+    of_row = np.full(num_rows, -1, np.int32)
+    of_row[list(given)] = np.arange(len(given))
+    return Masks(np.stack(list(given.values())), of_row)
 
 
 def warm_up(dtype: npt.DTypeLike = np.float32, *, rewriting: bool = False, scoring: bool = False) -> None:
@@ -143,11 +149,11 @@ def params_of_rows(params: SamplingParams | Sequence[SamplingParams], num_rows: 
     return list(params)
 
 
-def positions_of(prompts: Any, outputs: Any) -> Any:
+def positions_of(prompts: Any, outputs: Any, names: Names = OF_ROWS) -> Any:
     """Where the next token of each row stands, from its history."""
     if prompts is None or outputs is None:
-        rule = "must be given, or prompts= and outputs=, from which they follow"
-        raise ParameterError([Fault("positions", None, rule)])
+        rule = f"must be given, or {names.prompts}= and {names.outputs}=, from which it follows"
+        raise ParameterError([Fault(names.positions, None, rule)])
     return [len(prompt) + len(output) for prompt, output in zip(prompts, outputs, strict=True)]
 
 

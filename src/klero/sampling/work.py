@@ -48,10 +48,10 @@ class Sampled:
     """What R rows came to; arrays live where the logits live (NumPy, or torch for torch logits).
 
     token_ids: int32 [R], -1 where the status is not 0. status: uint8 [R], 0 ok, 1 NaN or +inf in the row, 2 every token
-    is -inf, 3 a processor or filter of the caller's failed. num_kept: int32 [R], tokens that survived the filters
-    (greedy: 1). seeds: uint64 [R], the seed of each row. messages: what is wrong, by row, where the status is not 0.
-    logprobs: what is said about the R tokens, NumPy arrays on the host; None where no row asked for anything. probs:
-    the distributions that tokens were drawn from, of rows with `return_probs`; None where no row has it.
+    is -inf, 3 a processor, a filter or a matcher of the caller's failed. num_kept: int32 [R], tokens that survived the
+    filters (greedy: 1). seeds: uint64 [R], the seed of each row. messages: what is wrong, by row, where the status is
+    not 0. logprobs: what is said about the R tokens, NumPy arrays on the host; None where no row asked for anything.
+    probs: the distributions that tokens were drawn from, of rows with `return_probs`; None where no row has it.
     """
 
     token_ids: Any
@@ -75,20 +75,6 @@ class Probs(NamedTuple):
 def is_hosted(params: SamplingParams) -> bool:
     """Whether the rows of a request need the reference to rewrite them or to filter them."""
     return bool(params.logits_processors) or params.has_own_filters
-
-
-def merge_masks(pool: I32, mask_of_row: I32, given: I32 | None) -> tuple[I32, I32]:
-    """Join the masks that rows have (allow-lists) with those of this step: allowed is what both allow.
-
-    pool: int32 [M, W] with mask_of_row int32 [R], -1 where none; given: int32 [R, W] or None. Returned: the same kind.
-    """
-    if given is None:
-        return pool, mask_of_row
-    listed = np.flatnonzero(mask_of_row >= 0)
-    if listed.size:
-        given = given.copy()
-        given[listed] &= pool[mask_of_row[listed]]
-    return given, np.arange(len(given), dtype=np.int32)
 
 
 @functools.cache
@@ -230,6 +216,10 @@ class Work:
         if self.status[r] == OK and asks.scored[0]:
             with first_use("given tokens " + self.rows.dtype.name):
                 raw_kernel()(as_bits(self.rows), self.width, r, r + 1, self.token_ids, self.asks, self._said)
+
+    def refuse(self, r: int, what: str) -> None:
+        """Give a row no token, because of its grammar."""
+        self._set(r, NO_TOKEN, FAILED, 0, what)
 
     def _set(self, r: int, token: int, status: int, num_kept: int, what: str | None = None) -> None:
         self.token_ids[r], self.status[r], self.num_kept[r] = token, status, num_kept

@@ -23,8 +23,19 @@ def min_tokens_words(params: SamplingParams, model_end_ids: Iterable[int]) -> tu
     """What may not end the output before min_tokens: end ids (the model's unless ignored), stop ids and sequences."""
     if params.min_tokens == 0:
         return ()
-    end_ids = [*params.end_token_ids, *(() if params.ignore_eos else model_end_ids)]
+    end_ids = end_ids_of(params, model_end_ids)
     return tuple(dict.fromkeys([*((i,) for i in end_ids), *params.stop_token_ids]))
+
+
+def end_ids_of(params: SamplingParams, model_end_ids: Iterable[int]) -> tuple[int, ...]:
+    """What ends a request: the caller's end ids, and the model's unless they are ignored."""
+    return (*params.end_token_ids, *(() if params.ignore_eos else model_end_ids))
+
+
+def allows_only(mask: npt.NDArray[np.int32], ids: Iterable[int]) -> bool:
+    """Whether a mask allows one of these ids at least, and no other."""
+    left = mask.view(np.uint32) & ~bitmask(ids, 32 * len(mask)).view(np.uint32)
+    return bool(mask.any() and not left.any())
 
 
 def disallowed(mask: npt.NDArray[np.int32], width: int) -> npt.NDArray[np.bool_]:

@@ -1,0 +1,239 @@
+"""Grammars compiled and followed by llguidance: an Earley parser over lexemes that are derivatives of regexes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from klero.errors import GrammarError, MissingExtra
+from klero.grammar.ends import EndedMatcher, bytes_of_tokens
+from klero.grammar.lark import lark_of, refused
+from klero.grammar.protocol import Matcher, TokenText
+from klero.grammar.source import Source
+
+I32 = npt.NDArray[np.int32]
+
+MAX_START_FUEL = 500_000
+MAX_STEP_FUEL = 200_000
+MAX_STEP_ITEMS = 50_000
+MAX_LEXER_STATES = 20_000
+MAX_GRAMMAR_SIZE = 250_000
+
+
+class LLGuidance:
+    """Compile grammars, and fill masks of num_tokens ids on num_threads threads.
+
+    text: the bytes of the ids below num_tokens. Special tokens match no text, and are allowed only where a Lark
+    grammar names them; ids without text are never allowed. MissingExtra without llguidance.
+
+    The limits are llguidance's own measures of work and size: fuel of the lexer while a grammar is compiled and while
+    one mask is made (about 14 and 50 units a microsecond), items of the parser for one mask, states of the lexer of
+    one matcher (1 to 2 KiB each), symbols of a grammar. A grammar beyond them is a GrammarError, when it is compiled
+    or at the token where it gets there.
+    """
+
+    def __init__(
+        self,
+        text: TokenText,
+        num_tokens: int,
+        num_threads: int = 1,
+        *,
+        max_start_fuel: int = MAX_START_FUEL,
+        max_step_fuel: int = MAX_STEP_FUEL,
+        max_step_items: int = MAX_STEP_ITEMS,
+        max_lexer_states: int = MAX_LEXER_STATES,
+        max_grammar_size: int = MAX_GRAMMAR_SIZE,
+    ) -> None:
+        self.num_tokens = num_tokens
+        self._library = _library()
+        tokens, special = bytes_of_tokens(text, num_tokens)
+        self._has_text = [bool(data) for data in tokens]
+        wrapped = self._library.TokenizerWrapper(_Tokens(tokens, special))
+        self._tokenizer = self._library.LLTokenizer(wrapped)
+        self._limits = self._library.LLParserLimits(
+            initial_lexer_fuel=max_start_fuel,
+            step_lexer_fuel=max_step_fuel,
+            step_max_items=max_step_items,
+            max_lexer_states=max_lexer_states,
+            max_grammar_size=max_grammar_size,
+            verbose_errors=False,
+        )
+        self._executor = self._library.LLExecutor(num_threads)
+
+    def compile(self, source: Source) -> LLGrammar:
+        """Compile a grammar and make its first mask; GrammarError if it cannot be, or allows no text."""
+        grammar = json.dumps({"grammars": [{"lark_grammar": lark_of(source)}]})
+        return LLGrammar(self, source, grammar)
+
+    def fill_all(self, matchers: Sequence[Matcher], masks: I32) -> list[GrammarError | None]:
+        """Write matcher r's mask into row r; its error and a row of zeros where it has none."""
+        errors: list[GrammarError | None] = [None] * len(matchers)
+        running = {r: m for r, m in enumerate(matchers) if isinstance(m, LLMatcher) and m.is_running(self)}
+        may_end = self._fill_running(running, masks) if running else []
+        for r, matcher in enumerate(matchers):
+            try:
+                if r in running and not running[r].inner.is_error():
+                    running[r].put_ends(masks[r], may_end[r])
+                else:
+                    matcher.fill(masks[r])
+            except GrammarError as error:
+                errors[r] = error
+                masks[r] = 0
+        return errors
+
+    def _fill_running(self, running: dict[int, LLMatcher], masks: I32) -> list[bool]:
+        """Write these rows, all but their end ids, and return for every row whether the text may end there."""
+        words = np.empty((len(masks), self.num_words), np.int32)
+        pairs = [(matcher.inner, r) for r, matcher in running.items()]
+        self._executor.unsafe_compute_mask_ptr(pairs, words.ctypes.data, self.num_words * 4, len(words))
+        word, bit = self.num_tokens >> 5, self.num_tokens & 31
+        masks[:] = words[:, : masks.shape[1]]
+        if bit:
+            masks[:, word] &= (1 << bit) - 1
+        return [bool(flag) for flag in (words[:, word] >> bit & 1).tolist()]
+
+    @property
+    def num_words(self) -> int:
+        """Words of a mask as llguidance makes it, which has one more token, the end."""
+        return self.num_tokens // 32 + 1
+
+    def started(self, source: Source, grammar: str) -> Any:
+        """A matcher of llguidance's own, at the beginning; GrammarError for a grammar that it does not take."""
+        made = self._library.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        if made.is_error():
+            raise refused(source, f"is not a grammar that can be followed: {_reason(made)}")
+        if warnings := made.get_grammar_warnings():
+            raise refused(source, f"is not held in full: {'; '.join(warnings)}")
+        return made
+
+    def has_text(self, token_id: int) -> bool:
+        """Whether an id has text, or a name. llguidance takes one without anywhere, as it changes nothing."""
+        return self._has_text[token_id]
+
+
+class LLGrammar:
+    """A compiled grammar."""
+
+    def __init__(self, backend: LLGuidance, source: Source, grammar: str) -> None:
+        self._backend, self._source, self._grammar = backend, source, grammar
+        self._first = backend.started(source, grammar)
+        self._check()
+
+    def matcher(self, end_ids: tuple[int, ...]) -> LLMatcher:
+        """Make a matcher at the beginning of the text; end_ids: the tokens that end it."""
+        return LLMatcher(self._backend, self, end_ids)
+
+    def start(self) -> Any:
+        """A matcher of llguidance's own. It shares what a lexer remembers, which decides how long a mask takes."""
+        return self._first.deep_copy()
+
+    def start_anew(self) -> Any:
+        """The same with a lexer that remembers nothing; those who start later share that."""
+        self._first = self._backend.started(self._source, self._grammar)
+        return self._first.deep_copy()
+
+    def failed(self, inner: Any) -> GrammarError:
+        """The error of a matcher of llguidance's own that is in the state of error."""
+        return refused(self._source, f"cannot be followed here: {_reason(inner)}")
+
+    def _check(self) -> None:
+        """Raise unless some token may begin the text, and can be taken back."""
+        words = np.empty(self._backend.num_words, np.int32)
+        matcher = self.matcher(())
+        try:
+            matcher.fill(words)
+        except GrammarError as error:
+            raise refused(self._source, f"allows no text: {error.rule}") from None
+        bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+        allowed = np.flatnonzero(bits[: self._backend.num_tokens])
+        if allowed.size:
+            matcher.accept(int(allowed[0]))
+            matcher.rewind(1)
+
+
+class LLMatcher(EndedMatcher):
+    """What one sequence may still say."""
+
+    def __init__(self, backend: LLGuidance, grammar: LLGrammar, end_ids: tuple[int, ...]) -> None:
+        super().__init__(backend.num_tokens, end_ids)
+        self.batch = backend
+        self._grammar = grammar
+        self.inner = grammar.start()
+
+    def is_running(self, backend: LLGuidance) -> bool:
+        """Whether a backend makes this matcher's next mask: the text has not ended, and nothing is wrong."""
+        return self.batch is backend and not self.has_ended and not self.inner.is_error()
+
+    def _make_mask(self) -> I32:
+        made = np.empty(self.batch.num_words, np.int32)
+        self._ask(lambda: self.inner.unsafe_compute_mask_ptr(made.ctypes.data, made.nbytes))
+        return made
+
+    def _take(self, token_id: int) -> bool:
+        if not self.batch.has_text(token_id):
+            return False
+        return bool(self._ask(lambda: self.inner.try_consume_tokens([token_id])))
+
+    def _may_end(self) -> bool:
+        return bool(self._ask(lambda: self.inner.is_accepting()))
+
+    def _take_back(self, num_tokens: int) -> None:
+        if not self.inner.is_error():
+            self.inner.rollback(num_tokens)
+        if self.inner.is_error():
+            self._begin_anew()
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        """Ask llguidance. Where it fails, which may be for the states that all who share its lexer have made, ask again
+        with a lexer that has seen this text only; GrammarError if that fails too."""
+        if not self.inner.is_error():
+            answer = question()
+            if not self.inner.is_error():
+                return answer
+        self._begin_anew()
+        answer = question()
+        self._check()
+        return answer
+
+    def _begin_anew(self) -> None:
+        self.inner = self._grammar.start_anew()
+        if self._taken:
+            self.inner.consume_tokens(self._taken)
+        self._check()
+
+    def _check(self) -> None:
+        if self.inner.is_error():
+            raise self._grammar.failed(self.inner)
+
+
+class _Tokens:
+    """A vocabulary as llguidance takes it, with one id more: the end, which has no text."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: list[bytes], special: list[int]) -> None:
+        self.tokens = [*tokens, b""]
+        self.eos_token_id = len(tokens)
+        self.special_token_ids = special
+
+    def __call__(self, text: bytes) -> list[int]:
+        """No ids: llguidance asks for those of a text that it would force, and forces none here."""
+        return []
+
+
+def _reason(inner: Any) -> str:
+    """What llguidance says went wrong, in one line, without the lines of the grammar that it shows."""
+    return " ".join(re.split(r"\n\s*\d+ \| |<non-verbose/>", inner.get_error())[0].split())
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("llguidance")
+    except ImportError as error:
+        raise MissingExtra("engine", "llguidance") from error

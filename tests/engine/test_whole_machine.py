@@ -1,0 +1,401 @@
+"""Scheduler, account of blocks and batch together, beside memory that is simulated and a naive model of all three."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.batch.test_kv_machine import ZERO, Memory
+from tests.batch.test_machine import compare, poison
+from tests.engine.whole import END, VOCAB, WIDTH, Naive, NaiveBatch, Speculating, chain
+
+from klero import SamplingParams
+from klero.batch import Held, InputBatch, KVAccount, SchedulerOutput, Seats, identity_of
+from klero.engine.options import EngineOptions
+from klero.engine.request import Choice, Request
+from klero.engine.scores import PromptPart, PromptScores
+from klero.finish import Finish, FinishReason
+
+MAX_LEN, MOST = 20, 12  # tokens of a sequence; sequences at a time
+TEXTS = ([0, 1, 2] * 4, [0, 1, 2, 1] + [0] * 8)  # every prompt begins like one of these, so that prefixes meet
+WHICH = st.integers(0, MOST - 1)
+HAPPENED: Counter[str] = Counter()  # in all programs of a test, so that nothing can go missing unnoticed
+
+
+def embeds_of(num):
+    """Embeddings of a prompt; the same for the same number, or None for none."""
+    return np.arange(num * WIDTH, dtype=np.float32).reshape(num, WIDTH) + num if num else None
+
+
+class Cells(Memory):
+    """Memory that is read by block numbers."""
+
+    def cells(self, block_ids, num):
+        """The first `num` cells of these blocks."""
+        return [cell for number in block_ids for cell in self.block(self.device, number)][:num]
+
+
+class WholeMachine(RuleBasedStateMachine):
+    """Requests come, run, give way, are aborted; steps fail, rows are bad, the weights change."""
+
+    @initialize(
+        max_num_seqs=st.sampled_from([5, 4, 3, 2, 1]), budget=st.sampled_from([16, 8, 32, 5, 3, 2, 1]),
+        size=st.sampled_from([2, 1, 3, 4]), room=st.sampled_from([20, 24, 16, 32]),
+        num_host_blocks=st.sampled_from([40, 3, 0]), caching=st.sampled_from([True, True, False]),
+        zero_fresh=st.booleans(), policy=st.sampled_from(["fcfs", "priority"]),
+        shares=st.sampled_from([True, True, False]), speculates=st.booleans(),
+    )  # fmt: skip
+    def start(
+        self, max_num_seqs, budget, size, room, num_host_blocks, caching, zero_fresh, policy, shares, speculates
+    ):
+        """room: tokens that all blocks hold."""
+        options = EngineOptions(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, block_size=size, scheduling_policy=policy
+        )
+        self.kv = KVAccount(
+            -(-room // size), size, num_host_blocks=num_host_blocks, caching=caching, zero_fresh=zero_fresh
+        )
+        self.scheduler = Speculating(
+            options, self.kv, (END,), shares=shares,
+            propose=lambda choice: self.seqs[choice.id].proposed() if speculates else (),
+        )  # fmt: skip
+        self.seats = Seats(max_num_seqs, MAX_LEN, VOCAB)
+        self.batch = InputBatch(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_len=MAX_LEN, block_size=size,
+            seats=self.seats,
+        )  # fmt: skip
+        self.naive, self.memory = NaiveBatch(size, shares=shares), Cells(size)
+        self.seqs = self.naive.seqs
+        self.most = min(max_num_seqs, budget)
+        self.longest, self.by_priority = min(MAX_LEN, self.kv.blocks.num_blocks * size), policy == "priority"
+        self.count, self.weights, self.happened = 0, 0, Counter()
+
+    # --- rules
+
+    @rule(
+        times=st.integers(1, 4), text=st.sampled_from(TEXTS), length=st.integers(0, 9),
+        tail=st.lists(st.integers(0, 2), min_size=1, max_size=3), num_embedded=st.sampled_from([0, 0, 0, 2, 5]),
+        n=st.sampled_from([1, 3, 2]), max_tokens=st.sampled_from([14, 10, 5, 1, 0]),
+        scored=st.sampled_from([False, False, True]), salt=st.sampled_from([None, None, None, "salt"]),
+        priority=st.integers(-1, 1),
+    )  # fmt: skip
+    def ask(self, times, text, length, tail, num_embedded, n, max_tokens, scored, salt, priority):
+        """Requests come that begin alike; one of max_tokens=0 is scored."""
+        for _ in range(times):
+            if len(self.seqs) + n <= MOST:
+                embeds = None if scored or not max_tokens else embeds_of(num_embedded)
+                self.add(text[:length] + tail, n, max_tokens, scored or not max_tokens, salt, priority, embeds)
+            length, priority = length + 2, -priority
+
+    def add(self, ids, n, max_tokens, scored, salt, priority, embeds):
+        rows = [] if embeds is None else [tuple(row) for row in embeds.tolist()]
+        ids = ids[: self.longest - len(rows) - 1]
+        max_tokens = min(max_tokens, self.longest - len(rows) - len(ids))
+        params = SamplingParams(temperature=1.0, n=n, max_tokens=max_tokens, prompt_logprobs=0 if scored else None)
+        priority = priority if self.by_priority else 0
+        request = Request(
+            f"r{self.count}", None, tuple(ids), params, seed=self.count, prompt_embeds=embeds, priority=priority
+        )
+        for index in range(n if max_tokens else 1):
+            finish = Finish(params, end_token_ids=(END,), prompt_ids=ids, vocabulary=None, max_tokens=max_tokens or 1)
+            choice = Choice(request, index, finish, held=Held(identity=identity_of(salt=salt, embeds=embeds)))
+            if scored and not index:
+                choice.prompt_scores = PromptScores(ids, params, VOCAB)
+            request.choices.append(choice)
+        for choice in request.choices:
+            self.scheduler.add(choice)
+            rank, scores = (priority, self.count, choice.index), None if choice.prompt_scores is None else 0
+            self.seqs[choice.id] = Naive(choice, ("root", salt), [*rows, *ids], rank, scores)
+        self.count += 1
+
+    @rule(times=st.integers(1, 4))
+    def step(self, times):
+        for _ in range(times):
+            self.run()
+
+    @rule(times=st.integers(3, 12))
+    def steps(self, times):
+        self.step(times)
+
+    @precondition(lambda self: self.seqs)
+    @rule(which=WHICH, kind=st.sampled_from(["abort", "row", "late", "fail", "drop", "weights"]))
+    def trouble(self, which, kind):
+        """Something that should not be, but for an abort."""
+        match kind:
+            case "abort" | "drop":
+                self.abort(which, told=kind == "abort")
+            case "row" | "late":
+                self.run(bad=(which, kind == "row"))
+            case "fail":
+                self.run(fails_after=["schedule", "update", "moves", "forward"][which % 4])
+                self.start_over()
+            case "weights":
+                self.kv.forget()
+                self.weights += 1
+
+    def abort(self, which, told):
+        """A client leaves, with an answer or without."""
+        seqs = list(self.seqs.values())
+        request = seqs[which % len(seqs)].choice.request
+        ended = [seq for seq in seqs if seq.choice.request is request]
+        for seq in ended:
+            kind = "swapped" if seq.choice.held.host_ids else "preempted" if seq.seated else "waiting"
+            self.happened[f"aborted {'running' if seq.runs else kind}"] += 1
+            if told:
+                seq.choice.finished = seq.choice.finish.end(FinishReason.ABORT)
+        self.end(ended)
+
+    # --- one step
+
+    def run(self, bad=None, fails_after=None):
+        """Schedule, lay out, move, compute, draw; every part is compared.
+
+        bad: which sequence of the step computes junk, and whether its row shows it, so that it ends with an error;
+        else that is seen late, when its blocks are cached by now, and its whole request ends. fails_after: the part
+        that was the last one before an exception.
+        """
+        before, num_before = self.naive.running(), self.scheduler.num_preemptions
+        plan = self.scheduler.schedule()
+        output = plan.output
+        if not self.seqs:
+            assert output == SchedulerOutput(), "nothing to do, and nothing to tell"
+            return
+        parts = self.naive.receive(output)
+        self.naive.check_plan(
+            plan, before, budget=self.batch.max_num_batched_tokens, most=self.most,
+            num_preempted=self.scheduler.num_preemptions - num_before, num_free=self.kv.blocks.num_free,
+        )  # fmt: skip
+        self.note(plan, parts)
+        if fails_after == "schedule":
+            return
+        self.batch.update(output)
+        self.seat(output)
+        arrays, step = self.laid_out(parts)
+        if fails_after == "update":
+            return
+        self.memory.move(output.moves)
+        if fails_after == "moves":
+            return
+        junk = parts[bad[0] % len(parts)] if bad else None
+        self.forward(arrays, parts, junk)
+        if fails_after is None:
+            self.draw(plan, step, parts, junk, seen=bool(bad and bad[1] and junk.sampled))
+
+    def seat(self, output):
+        """Tell the choices where they sit; nobody moves."""
+        for id in output.finished:
+            self.seqs[id].choice.slot = None
+        for id, seq in self.seqs.items():
+            if seq.seated and seq.choice.slot is None:
+                seq.choice.slot = self.batch.slot_of(id)
+                seq.slot = seq.choice.slot.index
+
+    def laid_out(self, parts):
+        """Fill the arrays over nonsense, and compare every one."""
+        poison(self.batch)
+        arrays, step = self.batch.fill()
+        expected_arrays, expected_step = self.naive.lay_out(parts, self.batch)
+        compare(arrays, expected_arrays)
+        compare(step, expected_step)
+        return arrays, step
+
+    def forward(self, arrays, parts, junk):
+        """Read through the block tables, then write through the slot mapping, as a model does."""
+        size = self.naive.size
+        for k, seq in enumerate(parts):
+            table, num = arrays.block_tables[k].tolist(), int(arrays.num_computed[k])
+            found = self.memory.cells(table, num)
+            name = next((name for name, cells in self.naive.history_of(seq, self.weights) if found == cells[:num]), "")
+            assert name, f"{seq.choice.id} finds what is not its own: {found}"
+            assert name != "own" or num == len(seq.cells)
+            self.happened[name if num else "nothing"] += 1
+            seq.cells = found
+            if self.kv.zero_fresh:
+                for place in seq.fresh:
+                    assert self.memory.cells([table[place]], size) == [ZERO] * size
+        for k, seq in enumerate(parts):
+            for t in range(arrays.query_starts[k], arrays.query_starts[k + 1]):
+                block, offset = divmod(int(arrays.slot_mapping[t]), size)
+                assert not self.kv.blocks.is_registered(block)
+                token = int(arrays.input_ids[t])
+                if arrays.is_embedded is not None and arrays.is_embedded[t]:
+                    token = tuple(arrays.inputs_embeds[t].tolist())
+                before = seq.cells[-1] if seq.cells else seq.root
+                seq.cells += chain(before, [token], f"junk of {seq.choice.id}" if seq is junk else self.weights)
+                self.memory.write([block], offset, seq.cells[-1])
+        for seq in self.naive.running():
+            assert self.memory.cells(seq.blocks, len(seq.cells)) == seq.cells
+
+    def draw(self, plan, step, parts, junk, *, seen):
+        """Draw, tell account and scheduler what was computed, and end who has ended.
+
+        seen: the row of `junk` is bad. Else, if there is one, its request ends as soon as the step has counted.
+        """
+        for planned, seq in zip(plan.planned, parts, strict=True):
+            if not seq.drafts:
+                self.scheduler.computed(planned, good=not (seen and seq is junk))
+        ended = [seq for seq in parts if seq is junk]
+        if junk is not None and not seen:
+            ended += self.naive.siblings(junk)
+        for seq in ended:
+            seq.choice.finished = seq.choice.finish.end(FinishReason.ERROR)
+        for slot in step.slots:
+            seq = next(seq for seq in parts if seq.choice.slot == slot)
+            if seq not in ended:
+                self.bring(seq)
+        for planned, seq in zip(plan.planned, parts, strict=True):
+            if seq.drafts:  # those that were rejected count as not computed
+                end = len(seq.tokens) - (seq not in ended)  # the last one that was drawn is not computed
+                good = planned._replace(num_new=end - planned.num_computed)
+                self.scheduler.computed(good, good=not (seen and seq is junk))
+            if seq.scored is not None and seq.scored < seq.num_prompt:
+                seq.scored = min(seq.end, seq.num_prompt)
+                seq.choice.prompt_scores.take(PromptPart(seq.scored))
+        self.end([seq for seq in parts if seq not in ended and self.has_ended(seq)] + ended)
+
+    def bring(self, seq):
+        """Give a sequence its tokens: the batch's history and the rules of its end."""
+        taken = seq.take()
+        self.happened["accepted"] += len(taken) - 1
+        self.happened["rejected"] += len(seq.drafts) - (len(taken) - 1)
+        for k, token in enumerate(taken):
+            self.seats.append(np.array([seq.slot], np.int32), np.array([token], np.int32))
+            seq.choice.finished = seq.choice.finish.push(token)
+            assert (seq.choice.finished is not None) == (seq.ended and k == len(taken) - 1)
+
+    def has_ended(self, seq):
+        """Whether it has drawn its last token, or computed its last where it draws none."""
+        if seq.choice.draws:
+            return seq.ended
+        if len(seq.cells) == len(seq.tokens):
+            seq.choice.finished = seq.choice.finish.end(FinishReason.LENGTH)
+        return seq.choice.finished is not None
+
+    def end(self, seqs):
+        """Sequences leave: their blocks come back, then their seats, in one record."""
+        for seq in seqs:
+            self.scheduler.remove(seq.choice)
+        seated = [seq for seq in seqs if seq.seated]
+        if seated:
+            self.batch.update(SchedulerOutput(finished=tuple(seq.choice.id for seq in seated)))
+        for seq in seqs:
+            seq.choice.slot = None
+            del self.seqs[seq.choice.id]
+        if seated:
+            self.laid_out([])
+
+    def start_over(self):
+        """Memory holds anything, and so may the batch."""
+        self.scheduler.start_over(seq.choice for seq in self.seqs.values())
+        assert sorted(self.batch.keep(())) == list(range(self.batch.num_slots))
+        self.memory.device, self.memory.host = {}, {}
+        for seq in self.seqs.values():
+            seq.cells = []
+            seq.leave()
+            seq.lost = []
+
+    def note(self, plan, parts):
+        """Count what happened."""
+        output = plan.output
+        self.happened.update({kind: len(listed) for kind, listed in output.moves._asdict().items()})
+        self.happened["preempted"] += len(output.preempted)
+        self.happened["unseated"] += len(output.finished)
+        self.happened["resumed"] += sum(change.resumed for change in output.changed)
+        self.happened["chunks"] += sum(seq.end < len(seq.tokens) for seq in parts)
+        self.happened["mixed"] += len({seq.num_new == 1 for seq in parts}) > 1
+
+    # --- what holds at all times
+
+    @invariant()
+    def owners_are_those_who_hold(self):
+        helds = [seq.choice.held for seq in self.seqs.values()]
+        for pool, lists in (
+            (self.kv.blocks, [held.block_ids for held in helds]), (self.kv.host, [held.host_ids for held in helds]),
+        ):  # fmt: skip
+            owners = Counter(block for blocks in lists for block in blocks)
+            if pool is not None:
+                assert {block: pool.num_owners(block) for block in range(pool.num_blocks)} == {
+                    block: owners[block] for block in range(pool.num_blocks)
+                }
+                assert pool.num_free == pool.num_blocks - len(owners)
+            else:
+                assert not owners
+
+    @invariant()
+    def blocks_are_shared_where_their_content_is_equal(self):
+        size, seen = self.naive.size, {}
+        for seq in self.seqs.values():
+            assert seq.choice.held.block_ids == seq.blocks, "the batch was told"
+            assert len(set(seq.blocks)) == len(seq.blocks)
+            assert self.memory.cells(seq.blocks, len(seq.cells)) == seq.cells
+            for place, block in enumerate(seq.blocks):
+                cells = seq.cells[place * size : (place + 1) * size]
+                other_place, other = seen.setdefault(block, (place, cells))
+                num = min(len(cells), len(other))
+                assert (place, cells[:num]) == (other_place, other[:num])
+                assert other is cells or num, "a block is shared for nothing"
+
+    @invariant()
+    def seats_are_those_who_sit(self):
+        batch, history = self.batch, self.seats.history
+        by_slot = {seq.slot: seq for seq in self.seqs.values() if seq.seated}
+        assert batch.index_of == {seq.choice.id: slot for slot, seq in by_slot.items()}
+        assert self.seats.num_free == batch.num_slots - len(by_slot)
+        computed, width = batch.computed_now().tolist(), batch.block_tables.shape[1]
+        for slot in range(batch.num_slots):
+            seq = by_slot.get(slot)
+            ids = [] if seq is None else [token for token in seq.tokens if not isinstance(token, tuple)]
+            blocks, cells = ([], []) if seq is None else (seq.blocks, seq.cells)
+            assert history.tokens(slot).tolist() == ids
+            assert batch.block_tables[slot].tolist() == blocks + [0] * (width - len(blocks))
+            assert (computed[slot], batch.num_blocks_of_slot[slot]) == (len(cells), len(blocks))
+
+    @invariant()
+    def the_scheduler_knows_who_runs(self):
+        by_rank = sorted(self.seqs.values(), key=lambda seq: seq.rank)
+        assert self.scheduler.running == [seq.choice for seq in by_rank if seq.runs]
+        assert self.scheduler.waiting == [seq.choice for seq in by_rank if not seq.runs]
+        for seq in by_rank:
+            swapped = len(seq.lost) if seq.choice.held.host_ids else 0
+            assert seq.choice.num_computed == (len(seq.cells) if seq.runs else swapped)
+            assert seq.choice.token_array().tolist() == [0 if isinstance(t, tuple) else t for t in seq.tokens]
+
+    def teardown(self):
+        """Half of the programs go on until all have ended, the other half drops all."""
+        if not hasattr(self, "seqs"):
+            return
+        for _ in range(1000):
+            if self.seqs and self.count % 2:
+                self.run()
+        assert not self.seqs or self.count % 2 == 0
+        self.end(list(self.seqs.values()))
+        for pool in filter(None, (self.kv.blocks, self.kv.host)):
+            assert pool.num_free == pool.num_blocks
+        assert self.seats.num_free == self.batch.num_slots
+        assert not self.batch.block_tables.any()
+        assert not self.kv.take_moves().any
+        self.happened["evicted"] += self.kv.blocks.num_evictions
+        HAPPENED.update(self.happened)
+
+
+class TestWhole(WholeMachine.TestCase):
+    """A few hundred programs, in which everything happened."""
+
+    settings = settings(max_examples=200, stateful_step_count=30)
+
+    def runTest(self):
+        HAPPENED.clear()
+        super().runTest()
+        print(dict(HAPPENED))
+
+
+class DeepMachine(WholeMachine):
+    """The same, longer."""
+
+
+TestWholeDeep = pytest.mark.deep(DeepMachine.TestCase)
+TestWholeDeep.settings = settings(max_examples=5000, stateful_step_count=60)

@@ -1,0 +1,133 @@
+"""The JSON Schema Test Suite (draft 2020-12) against klero's grammars, and the tables of docs/grammar.md.
+
+    python -m tests.grammar.conformance.run             fetch the suite, run it, write results.json and the tables
+    python -m tests.grammar.conformance.run --tables    write the tables anew from results.json
+
+The suite comes in the sources of the package jsonschema. An instance is checked token by token; after that, texts are
+written at random through the masks of each schema, and the package jsonschema says whether they are valid. It reads
+patterns as Python does; texts of which it cannot say anything are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import random
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.grammar.conformance.checks import Case, Refused, Verdict, byte_backend, compiled, verdict
+from tests.grammar.conformance.judge import judged
+from tests.grammar.conformance.tables import RESULTS, write_tables
+from tests.grammar.walks import fragments, write
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = "json/tests/draft2020-12/"
+TEXTS_PER_SCHEMA = 30
+
+
+def fetched(folder: Path) -> tuple[str, Path]:
+    """The name of the suite and its folder, fetched with pip and unpacked below `folder`."""
+    version = importlib.metadata.version("jsonschema")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+    subprocess.run([*command, f"jsonschema=={version}", "--dest", str(folder)], check=True)
+    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+        archive.extractall(folder, filter="data")
+    return f"jsonschema {version}", next(folder.glob(f"*/{FOLDER}"))
+
+
+def cases(suite: Path) -> Iterator[list[Case]]:
+    """The suite's cases, those of one schema together."""
+    for path in sorted(suite.rglob("*.json")):
+        feature = path.relative_to(suite).with_suffix("").as_posix()
+        for group in json.loads(path.read_text()):
+            yield [
+                Case(feature, group["description"], group["schema"], test["description"], test["data"], test["valid"])
+                for test in group["tests"]
+            ]
+
+
+def written(grammar: Any, group: list[Case]) -> Iterator[tuple[str, bool | None]]:
+    """Texts that a grammar lets through, and whether they are valid; None: nobody can say."""
+    schema = group[0].schema
+    chance = random.Random(json.dumps(schema))
+    pieces = [*fragments(schema), *(piece for case in group for piece in fragments(case.instance))]
+    for _ in range(TEXTS_PER_SCHEMA):
+        text, ended = write(grammar.matcher((256,)), chance, pieces)
+        if ended:
+            yield text.decode(), judged(schema, text.decode())
+
+
+def run(suite: Path, name: str) -> dict[str, Any]:
+    """All results, as results.json has them."""
+    backend = byte_backend()
+    features: dict[str, Counter[str]] = {}
+    listed: dict[str, list[Any]] = {"refused": [], "narrow": [], "wide": [], "written_wrong": []}
+    texts: Counter[str] = Counter()
+    for group in cases(suite):
+        grammar = compiled(backend, group[0].schema)
+        counts = features.setdefault(group[0].feature, Counter())
+        if isinstance(grammar, Refused):
+            listed["refused"].append([group[0].feature, group[0].schema_name, grammar.rule])
+        for case in group:
+            found = verdict(grammar, case.instance, case.valid)
+            counts[found] += 1
+            if found in (Verdict.NARROW, Verdict.WIDE):
+                listed[found].append([case.feature, case.schema_name, case.name])
+        if not isinstance(grammar, Refused):
+            texts["schemas"] += 1
+            for text, valid in written(grammar, group):
+                texts["texts"] += 1
+                texts["unjudged"] += valid is None
+                if valid is False:
+                    listed["written_wrong"].append([group[0].feature, group[0].schema_name, text])
+    return {
+        "suite": name,
+        "backend": f"llguidance {importlib.metadata.version('llguidance')}",
+        "written": dict(texts),
+        "features": {feature: dict(sorted(counts.items())) for feature, counts in features.items()},
+        **listed,
+    }
+
+
+def text_of(results: dict[str, Any]) -> str:
+    """results.json, one entry a line."""
+    parts = []
+    for key, value in results.items():
+        if isinstance(value, list) and value:
+            body = "[\n" + ",\n".join("  " + json.dumps(entry, ensure_ascii=False) for entry in value) + "\n ]"
+        elif key == "features":
+            rows = (f"  {json.dumps(name)}: {json.dumps(counts)}" for name, counts in value.items())
+            body = "{\n" + ",\n".join(rows) + "\n }"
+        else:
+            body = json.dumps(value)
+        parts.append(f" {json.dumps(key)}: {body}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.grammar.conformance.run", description=__doc__.splitlines()[0])
+    parser.add_argument("--tables", action="store_true", help="write the tables anew from results.json")
+    parser.add_argument("--suite", type=Path, help="the folder draft2020-12 of the suite, instead of fetching it")
+    asked = parser.parse_args(arguments)
+    if not asked.tables:
+        with tempfile.TemporaryDirectory() as folder:
+            name, suite = ("a folder", asked.suite) if asked.suite else fetched(Path(folder))
+            RESULTS.write_text(text_of(run(suite, name)))
+    results = json.loads(RESULTS.read_text())
+    write_tables(results)
+    wrong = results["wide"] + results["written_wrong"]
+    for entry in wrong:
+        print("wrong:", *entry)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,94 @@
+"""The cache of grammars: each is compiled once, in the background; failures are kept; what is old goes."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from klero.errors import Fault, GrammarError, MissingExtra
+from klero.grammar.grammars import Grammars
+from klero.grammar.source import Source
+
+
+class Backend:
+    """Compiles a source to its own text; those that begin with ! fail. gate: set it to let compiles go on."""
+
+    def __init__(self):
+        self.asked, self.gate = [], threading.Event()
+        self.gate.set()
+
+    def compile(self, source):
+        self.gate.wait(10)
+        self.asked.append(source.text)
+        if source.text == "!bad":
+            raise GrammarError([Fault("regex", source.text, "is bad")])
+        if source.text == "!odd":
+            raise ZeroDivisionError("odd")
+        if source.text == "!absent":
+            raise MissingExtra("engine", "llguidance")
+        return source.text.upper()
+
+
+@pytest.fixture
+def backend():
+    return Backend()
+
+
+def regex(text):
+    return Source("regex", text)
+
+
+def test_each_is_compiled_once(backend):
+    made = []
+    grammars = Grammars(lambda: made.append(backend) or backend)
+    assert made == []
+    assert [grammars.compiled(regex(text)) for text in "aba"] == ["A", "B", "A"]
+    assert (backend.asked, len(made)) == (["a", "b"], 1)
+    assert grammars.compiled(Source("regex", "a", 1)) == "A"  # another whitespace is another grammar
+    assert backend.asked == ["a", "b", "a"]
+
+
+def test_it_is_compiled_in_the_background(backend):
+    backend.gate.clear()
+    grammars = Grammars(lambda: backend)
+    one, same = grammars.prepare(regex("a")), grammars.prepare(regex("a"))
+    assert one is same
+    assert not one.done()
+    backend.gate.set()
+    assert one.result(10) == "A"
+
+
+def test_what_fails_is_kept(backend):
+    grammars = Grammars(lambda: backend)
+    for _ in range(3):
+        with pytest.raises(GrammarError, match="regex='!bad': is bad"):
+            grammars.compiled(regex("!bad"))
+    with pytest.raises(GrammarError, match="regex='!odd': cannot be compiled: ZeroDivisionError: odd"):
+        grammars.compiled(regex("!odd"))
+    with pytest.raises(MissingExtra):
+        grammars.compiled(regex("!absent"))
+    assert backend.asked == ["!bad", "!odd", "!absent"]
+
+
+def test_the_oldest_goes(backend):
+    grammars = Grammars(lambda: backend, max_entries=2)
+    for text in "abacb":
+        grammars.compiled(regex(text))
+    assert backend.asked == ["a", "b", "c", "b"]  # a was used again, so b went for c
+    grammars = Grammars(lambda: backend, max_bytes=5)
+    backend.asked.clear()
+    for text in ("aaa", "bb", "cc", "bb", "longer than all", "longer than all", "aaa"):
+        grammars.compiled(regex(text))
+    assert backend.asked == ["aaa", "bb", "cc", "longer than all", "aaa"]
+
+
+def test_one_that_takes_too_long_is_an_error_that_does_not_wait_twice(backend):
+    backend.gate.clear()
+    grammars = Grammars(lambda: backend, timeout=0.05)
+    for _ in range(2):
+        with pytest.raises(GrammarError, match=r"takes longer than 0\.05 s to compile"):
+            grammars.compiled(regex("slow"))
+    backend.gate.set()
+    grammars.prepare(regex("slow")).result(10)
+    assert grammars.compiled(regex("slow")) == "SLOW"
