@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.batch.batches import A, B, C, append, batch_of, lists, new
 
-from klero.batch import Step
+from klero.batch import Slot, Step
 from klero.batch.scheduler_output import BlockMoves, ChangedSequence, SchedulerOutput
 from klero.errors import RequestError, SlotError
 
@@ -79,7 +79,7 @@ def test_the_order_of_a_step_is_that_of_num_tokens_and_slots_do_not_move():
     assert batch.num_seqs == 2
     assert A in batch
     assert B not in batch
-    assert batch.sequence_of(2).id == C
+    assert [batch.sequence_of(slot).id for slot in step.slots] == [C, A]
 
 
 def test_the_last_step_counts_as_computed_and_num_computed_says_otherwise():
@@ -327,8 +327,18 @@ def test_keep_drops_everybody_else():
     assert batch.block_tables[:, 0].tolist() == [0, 2, 0]
     assert batch.fill()[0].input_ids.tolist() == []
     batch.update(SchedulerOutput({A: 1}, new=(new("a", [1], (1,)), new("c", [4], (3,)))))
-    with pytest.raises(SlotError, match="nobody"):
-        batch_of().sequence_of(0)
+
+
+def test_a_slot_names_its_owner_and_nobody_after_him():
+    batch = batch_of()
+    batch.update(SchedulerOutput({A: 1}, new=(new("a", [1], (1,)),)))
+    slot = batch.slot_of(A)
+    assert batch.sequence_of(slot).id == A
+    batch.update(SchedulerOutput({B: 1}, new=(new("b", [1], (1,)),), finished=(A,)))
+    assert batch.slot_of(B).index == slot.index
+    for stale in (slot, Slot(99, 0), Slot(-1, 0)):
+        with pytest.raises(SlotError, match="has left the batch"):
+            batch.sequence_of(stale)
 
 
 def test_slots_of_strangers():

@@ -226,3 +226,29 @@ def test_tokens_of_a_prompt_that_change_before_they_are_computed():
     assert held.keys == block_keys(others, 4)
     assert kv.match(Held(), TOKENS[:8], 8) == 4
     assert kv.match(Held(), others, 8) == 8
+
+
+def test_what_was_held_before_a_clear_is_nobodys():
+    """One that still has it can only let go, and frees nothing of others."""
+    kv, old, out, new = account(num_host_blocks=4), Held(), Held(), Held()
+    kv.grow(old, 0, 6)
+    kv.grow(out, 0, 4)
+    kv.swap_out(out, 4)
+    kv.take_moves()
+    kv.clear()
+    assert kv.grow(new, 0, 8)
+    free = kv.blocks.num_free, kv.host.num_free
+    for wrong in (
+        lambda: kv.grow(old, 6, 7), lambda: kv.grow(old, 6, 30), lambda: kv.fork(old, 4), lambda: kv.missing(old, 0, 4),
+        lambda: kv.swap_out(old, 4), lambda: kv.swap_in(out), lambda: kv.computed(old, TOKENS, 4),
+    ):  # fmt: skip
+        with pytest.raises(BlockError, match="before `clear`"):
+            wrong()
+    kv.release(old)
+    kv.release(out)
+    assert (kv.blocks.num_free, kv.host.num_free) == free
+    assert (old.block_ids, out.host_ids) == ([], [])
+    assert kv.grow(old, 0, 4)
+    kv.release(old)
+    kv.release(new)
+    assert kv.blocks.num_free == kv.blocks.num_blocks

@@ -68,6 +68,7 @@ def test_marks_of_several_tokens_count_where_nothing_joins_them():
     assert found(THINKS, merges=[(">", "Ċ")]) is None  # the model would write "</think" and ">\n"
     assert found(THINKS, merges=[("a", "<")]) is None
     assert found(THINKS, ["</think>"], merges=[(">", "Ċ")]) is None
+    assert found(THINKS, ["<think>"], merges=[(">", "Ċ")]) is None
     assert found(THINKS, ["<think>", "</think>"], merges=[(">", "Ċ")]) == Marks((257,), (258,))
 
 
@@ -107,6 +108,8 @@ def test_a_string_asked_for_must_be_the_same_tokens_everywhere():
     [
         ("ab", r"must be a pair \(start, end\)"),
         (5, "must be a pair"),
+        (0, "must be a pair"),
+        ((), "must be a pair"),
         ((5,), "must be a pair"),
         ((5, 6, 7), "must be a pair"),
         ({"start": 5, "end": 6}, "must be a pair"),
@@ -126,7 +129,7 @@ def test_what_cannot_be_a_pair(asked, words):
 
 def test_text_needs_a_tokenizer():
     with pytest.raises(OptionError, match=r"'<a>' is text, and there is no tokenizer; give token ids"):
-        marks_of(("<a>", 5), None, None)
+        marks_of(("<a>", 5), None, lambda text: [0])
     assert marks_of((5, 6), None, None) == Marks((5,), (6,))
 
 

@@ -6,9 +6,11 @@ import random
 from typing import Any
 
 NAMES = ["a", "b", "ab", "ba", "é", 'q"', "x-y"]
-PATTERNS = ["^a", "b$", "^[a-z]{1,3}$", "^a|b", "é", "[0-9]+", "^(ab)*$", "^.$", r"^\w+$", r"^\S*$", r"\D", '^[^"]*$', "^[^a]$"]
+PATTERNS = ["^a", "b$", "^[a-z]{1,3}$", "^a|b", "é", "[0-9]+", "^(ab)*$", "^.$", "^[^a]$"]
+PATTERNS += [r"^\w+$", r"^\S*$", r"\D", '^[^"]*$', r"^[^\\]+$", r"^\s?$", "^[^\n]$", "^(é|👍){2}$"]
 FORMATS = ["date", "time", "date-time", "uuid", "ipv4", "ipv6", "email", "hostname", "uri", "duration"]
-CONSTANTS = [0, 1, -2, 1.5, 0.1, True, False, None, "", "a", "ab", 'q"', "é\n", [], [1, "a"], {}, {"a": 1}, {"b": {"a": []}}]
+CONSTANTS = [0, 1, -2, 1.5, 0.1, True, False, None, "", "a", "ab", 'q"', "é\n"]
+CONSTANTS += [[], [1, "a"], {}, {"a": 1}, {"b": {"a": []}}]
 TYPES = ["null", "boolean", "integer", "number", "string", "array", "object"]
 
 

@@ -119,6 +119,14 @@ def test_BN_10_min_tokens_yields_where_a_mask_allows_nothing_but_the_end(allowed
     assert [i for i, logit in enumerate(row) if logit != NEVER] == left
 
 
+def test_what_an_empty_mask_says_is_not_the_end():
+    def awaits(allowed, output=()):
+        asked = SamplingParams(min_tokens=1)
+        return Context(asked, np.int32([0]), np.int32(output), (2,), mask=bitmask(allowed, 6)).awaits_min_tokens
+
+    assert [awaits([2]), awaits([]), awaits([2, 3]), awaits([3], [1])] == [False, True, True, False]
+
+
 def test_a_mask_that_is_too_narrow_for_the_end_allows_none():
     mask = np.int32([0])
     assert after(np.zeros(40), ends=[35], mask=mask, min_tokens=1) == [NEVER] * 40

@@ -97,11 +97,11 @@ class InputBatch:
             raise RequestError(f"{id} is not in the batch: it never entered, or it has finished")
         return slot
 
-    def sequence_of(self, index: int) -> NewSequence:
-        """What entered in a slot. Raises SlotError where nobody sits."""
-        sequence = self._sequences[index] if 0 <= index < self.num_slots else None
-        if sequence is None:
-            raise SlotError(f"slot {index}: nobody sits there")
+    def sequence_of(self, slot: Slot) -> NewSequence:
+        """What entered in a slot. Raises SlotError for one that is not its owner's any more."""
+        sequence = self._sequences[slot.index] if 0 <= slot.index < self.num_slots else None
+        if sequence is None or self._slots[slot.index] != slot:
+            raise SlotError(f"slot {slot.index}: whoever had it in turn {slot.turn} has left the batch")
         return sequence
 
     def update(self, output: SchedulerOutput) -> None:

@@ -22,7 +22,8 @@ class Held:
     block_ids: its blocks, in order; empty while it is swapped out, and then host_ids has them. identity: `identity_of`
     the sequence, fixed. keys: of its full blocks, as far as they were needed; they outlive `release`, so that who waits
     is not hashed again. num_registered: of its blocks, the first ones that were matched or offered to the cache. epoch:
-    which `forget` its first block came after. num_asked: blocks that a `match` looked up, until `grow` follows.
+    which `forget` its first block came after. num_asked: blocks that a `match` looked up, until `grow` follows. life:
+    which `clear` its first block came after; what was held before one is nobody's.
     """
 
     block_ids: list[int] = field(default_factory=list)
@@ -32,6 +33,7 @@ class Held:
     identity: bytes = b""
     epoch: int = 0
     num_asked: int = 0
+    life: int = 0
 
 
 class KVAccount:
@@ -57,7 +59,7 @@ class KVAccount:
         self.blocks = Blocks(num_blocks, block_size)
         self.host = Blocks(num_host_blocks, block_size) if num_host_blocks else None
         self.caching, self.zero_fresh = caching, zero_fresh
-        self._epoch = 0
+        self._epoch = self._life = 0
         self._copies: dict[int, int] = {}  # target: source
         self._swap_ins: dict[int, int] = {}  # device: host
         self._swap_outs: dict[int, int] = {}  # host: device
@@ -79,14 +81,15 @@ class KVAccount:
         asked = held.keys[: max(0, most) // size]
         found = self.blocks.find(asked)
         self.blocks.share(found)
-        held.block_ids, held.num_registered, held.epoch, held.num_asked = found, len(found), self._epoch, len(asked)
+        held.block_ids, held.num_registered, held.num_asked = found, len(found), len(asked)
+        held.epoch, held.life = self._epoch, self._life
         return len(found) * size
 
     def fork(self, held: Held, num_tokens: int) -> Held:
         """Share the blocks of the first num_tokens, which must have been computed; `grow` copies what is written."""
         num_full, count = num_tokens // self.blocks.block_size, self._num_for(num_tokens)
         self._check_holds(held, count)
-        child = Held(held.block_ids[:count], [], held.keys[:num_full], identity=held.identity, epoch=held.epoch)
+        child = Held(held.block_ids[:count], [], held.keys[:num_full], identity=held.identity, epoch=held.epoch, life=self._life)
         child.num_registered = min(held.num_registered, num_full)
         self.blocks.share(child.block_ids)
         return child
@@ -104,14 +107,15 @@ class KVAccount:
         found no more. Which tokens come to stand there, `computed` is told.
         """
         ids, place = held.block_ids, first // self.blocks.block_size
-        if num_tokens == first + 1 and held.num_registered <= place < len(ids) and self.blocks.is_private(ids[place]):
-            return True  # a decode in the middle of its block
+        if num_tokens == first + 1 and held.num_registered <= place < len(ids) and held.life == self._life:
+            if self.blocks.is_private(ids[place]):
+                return True  # a decode in the middle of its block
         written, num_new = self._span(held, first, num_tokens)
         shared = [place for place in written if self._is_shared(ids[place])]
         if num_new + len(shared) > self.blocks.num_free:
             return False
         if not ids:
-            held.epoch = self._epoch
+            held.epoch, held.life = self._epoch, self._life
         if held.num_asked:
             self.blocks.count_lookup(held.num_asked, held.num_registered)
             held.num_asked = 0
@@ -158,8 +162,9 @@ class KVAccount:
 
     def release(self, held: Held) -> None:
         """Give everything back, in host memory too."""
-        self._drop(held.block_ids)
-        self._drop_host(held.host_ids)
+        if held.life == self._life:
+            self._drop(held.block_ids)
+            self._drop_host(held.host_ids)
         held.block_ids, held.host_ids, held.num_registered, held.num_asked = [], [], 0, 0
 
     def swap_out(self, held: Held, num_tokens: int) -> bool:
@@ -187,6 +192,7 @@ class KVAccount:
 
     def swap_in(self, held: Held) -> bool:
         """Move a sequence's blocks back to the device; False, and nothing changed, if too few are free."""
+        self._check_life(held)
         if held.block_ids:
             raise BlockError("a sequence that holds blocks on the device is not swapped out")
         if len(held.host_ids) > self.blocks.num_free:
@@ -197,7 +203,7 @@ class KVAccount:
         return True
 
     def take_moves(self) -> BlockMoves:
-        """Return what the model must do before the forward of this step, and forget it."""
+        """Return what the model must do before the forward of this step, and forget it: whoever asks must see to it."""
         if not (self._swap_outs or self._copies or self._swap_ins or self._zeros):
             return NOTHING_MOVES
         moves = BlockMoves(
@@ -219,10 +225,10 @@ class KVAccount:
             self.blocks.unregister(block)
 
     def clear(self) -> None:
-        """Begin again with every block free, as nobody knows what they hold; whoever held some forgets it himself."""
+        """Begin again with every block free, as nobody knows what they hold. Who held some can only release it."""
         self.blocks = Blocks(self.blocks.num_blocks, self.blocks.block_size)
         self.host = None if self.host is None else Blocks(self.host.num_blocks, self.host.block_size)
-        self._epoch += 1
+        self._epoch, self._life = self._epoch + 1, self._life + 1
         for planned in (self._copies, self._swap_ins, self._swap_outs, self._zeros, self._readers):
             planned.clear()
 
@@ -245,8 +251,13 @@ class KVAccount:
         return range(first // self.blocks.block_size, min(end, count)), max(0, end - count)
 
     def _check_on_device(self, held: Held) -> None:
+        self._check_life(held)
         if held.host_ids:
             raise BlockError("the sequence is swapped out; swap it in first")
+
+    def _check_life(self, held: Held) -> None:
+        if held.life != self._life and (held.block_ids or held.host_ids):
+            raise BlockError("the sequence holds blocks from before `clear`, which are others' by now; release it")
 
     def _check_holds(self, held: Held, count: int) -> None:
         self._check_on_device(held)

@@ -33,12 +33,14 @@ def marks_of(asked: Any, tokenizer: Any, encode: Encode | None) -> Marks | None:
     """The marks that were asked for, else those of the tokenizer's chat template; None if it shows none.
 
     asked: (start, end), each a token id, a list of token ids or a string; None: look into the template. encode: text to
-    ids without added tokens; None: no tokenizer. OptionError for what cannot be a pair of marks, and for a string whose
-    tokens change with the text around it: the model would write the mark in tokens that nobody waits for.
+    ids without added tokens; unused without a tokenizer. OptionError for what cannot be a pair of marks, and for a
+    string whose tokens change with the text around it: the model would write the mark in tokens that nobody waits for.
 
     A known pair counts if the template mentions its end mark (one that lets the model write the start mark itself need
     not mention that), and if the tokens of both are the same in every text.
     """
+    if tokenizer is None:
+        encode = None
     if asked is not None:
         return _asked(asked, encode)
     template = _template(tokenizer)
@@ -83,8 +85,6 @@ def _ids(mark: str, encode: Encode) -> Mark:
 
 def _is_stable(mark: str, ids: Mark, encode: Encode) -> bool:
     """Whether the mark is written in the same tokens wherever it stands."""
-    if not ids:
-        return False
     for before, after in _NEIGHBOURS:
         text = _ids(before + mark + after, encode)
         if not any(text[i : i + len(ids)] == ids for i in range(len(text))):

@@ -24,6 +24,8 @@ MAX_STEP_FUEL = 200_000
 MAX_STEP_ITEMS = 50_000
 MAX_LEXER_STATES = 20_000
 MAX_GRAMMAR_SIZE = 250_000
+MAX_ROW_ITEMS = 10_000
+MAX_REASON = 300
 
 
 class LLGuidance:
@@ -57,6 +59,7 @@ class LLGuidance:
         wrapped = self._library.TokenizerWrapper(_Tokens(tokens, special))
         self._tokenizer = self._library.LLTokenizer(wrapped)
         self._limits = self._library.LLParserLimits(
+            max_items_in_row=min(MAX_ROW_ITEMS, max_step_items),
             initial_lexer_fuel=max_start_fuel,
             step_lexer_fuel=max_step_fuel,
             step_max_items=max_step_items,
@@ -143,18 +146,18 @@ class LLGrammar:
         return refused(self._source, f"cannot be followed here: {_reason(inner)}")
 
     def _check(self) -> None:
-        """Raise unless some token may begin the text, and can be taken back."""
+        """Raise unless a text may begin, and its first token can be taken back."""
         words = np.empty(self._backend.num_words, np.int32)
-        matcher = self.matcher(())
-        try:
-            matcher.fill(words)
-        except GrammarError as error:
-            raise refused(self._source, f"allows no text: {error.rule}") from None
-        bits = np.unpackbits(words.view(np.uint8), bitorder="little")
-        allowed = np.flatnonzero(bits[: self._backend.num_tokens])
-        if allowed.size:
-            matcher.accept(int(allowed[0]))
-            matcher.rewind(1)
+        first = self.start()
+        first.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if not first.is_error() and not first.is_stopped():
+            bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+            token_id = int(bits.argmax())
+            if token_id < self._backend.num_tokens:
+                first.consume_token(token_id)
+                first.rollback(1)
+        if first.is_error():
+            raise refused(self._source, f"is not a grammar that can be followed: {_reason(first)}")
 
 
 class LLMatcher(EndedMatcher):
@@ -229,7 +232,11 @@ class _Tokens:
 
 def _reason(inner: Any) -> str:
     """What llguidance says went wrong, in one line, without the lines of the grammar that it shows."""
-    return " ".join(re.split(r"\n\s*\d+ \| |<non-verbose/>", inner.get_error())[0].split())
+    said = re.split(r"\n\s*\d+ \| |<non-verbose/>", inner.get_error())[0]
+    said = re.sub(r'invalid regex ".*" \(in ', "invalid regex (in ", said, flags=re.DOTALL)
+    said = re.sub(r"regex parse error:.*\nerror: ", "", said, flags=re.DOTALL)
+    said = " ".join(said.split())
+    return said if len(said) <= MAX_REASON else f"{said[:MAX_REASON]}..."
 
 
 def _library() -> Any:

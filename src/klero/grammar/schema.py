@@ -71,12 +71,12 @@ class _Schema:
             return False
         made: dict[str, Any] = {}
         for key, value in schema.items():
-            if key in ANNOTATIONS or key.startswith("x-") and key != "x-guidance":
+            if key in ANNOTATIONS or (key.startswith("x-") and key != "x-guidance"):
                 continue
             if key == "uniqueItems" and value is False:
                 continue
             if key not in HELD:
-                self._refuse(at, f"{key!r} is not among the keywords that can be held; leave it out or say it otherwise")
+                self._refuse(at, f"{key!r:.40} is not a keyword that can be held; leave it out or say it otherwise")
             made[key] = self._value(key, value, f"{at}.{key}")
         self._check_properties(made, at)
         if _no_number(made):
@@ -113,7 +113,8 @@ class _Schema:
                 if isinstance(plain, str) and UNSAYABLE.search(plain):
                     self._refuse(at, f"{plain!r:.40} has a control character, which JSON says by its number only")
         elif key == "format" and value not in FORMATS and value not in PATTERNS:
-            self._refuse(at, f"the format {value!r:.40} is not known; known are {', '.join(sorted(FORMATS | {*PATTERNS}))}")
+            known = ", ".join(sorted(FORMATS | {*PATTERNS}))
+            self._refuse(at, f"the format {value!r:.40} is not known; known are {known}")
 
     def _pattern(self, value: Any, at: str) -> str:
         """A pattern of ECMA 262 in the words of Rust's regex."""
@@ -122,7 +123,7 @@ class _Schema:
         made = []
         for piece in re.findall(r"\\.|\[(?:\\.|[^\]\\])*\]|.", value, re.DOTALL):
             if piece == ".":
-                piece = r"[^\n\r\u{2028}\u{2029}]"
+                piece = r"[^\n\r\u2028\u2029]"
             elif piece.startswith("[") and re.search(r"(?<!^)\[|&&|--|~~", piece):
                 self._refuse(at, f"the set {piece!r:.40} has more than one meaning; escape '[', '&', '-' and '~' in it")
             made.append(piece)

@@ -44,6 +44,8 @@ class _Phase(Enum):
     TEXT = "outside"
 
 
+OPEN, THINKING, TEXT = _Phase
+
 class _State(NamedTuple):
     """Where a sequence stands; all counts are of output tokens.
 
@@ -116,37 +118,37 @@ class Thinking:
     @property
     def acting(self) -> Matcher:
         """The matcher that makes the next mask: the grammar's where it decides alone, else this one."""
-        return self if self._inner is None or self._state.phase is not _Phase.TEXT else self._inner
+        return self if self._inner is None or self._state.phase is not TEXT else self._inner
 
     def fill(self, words: I32) -> None:
         """Write every word of int32 [W]: bit i & 31 of word i >> 5 is set where token i may come next."""
-        state, inner = self._state, self._inner
-        if inner is not None and state.phase is not _Phase.THINKING and state.alive:
+        state, forced, inner = self._state, self._forced, self._inner
+        if inner is not None and state.phase is not THINKING and state.alive:
             inner.fill(words)
-        elif state.phase is _Phase.OPEN or self._forced is not None:
+        elif state.phase is OPEN or forced is not None:
             words[:] = 0
         else:
-            words[:] = self._inside if state.phase is _Phase.THINKING else self._all
-        if state.phase is _Phase.OPEN:
+            words[:] = self._inside if state.phase is THINKING else self._all
+        if state.phase is OPEN:
             _allow(words, {self._marks.start[k] for k in state.ahead})
-        elif self._forced is not None:
-            _allow(words, {self._forced})
+        elif forced is not None:
+            _allow(words, {forced})
 
     def accept(self, token_id: int) -> bool:
         """Take a token; False, and nothing changed, if it may not come here."""
         if not 0 <= token_id < self._num_tokens:
             return False
         state = self._state
-        if state.phase is _Phase.OPEN:
+        if state.phase is OPEN:
             after = self._open(token_id)
         else:
-            after = self._think(token_id) if state.phase is _Phase.THINKING else self._speak(token_id)
+            after = self._think(token_id) if state.phase is THINKING else self._speak(token_id)
         if after is None:
             return False
-        if state.phase is _Phase.OPEN:
+        if state.phase is OPEN:
             self._opening.append(token_id)
         self._num += 1
-        if after != state:
+        if after is not state:
             self._changes.append((self._num, after))
         return True
 
@@ -176,13 +178,13 @@ class Thinking:
     def _text_begins(self) -> int | None:
         """From which token on the grammar has read the output; None: it has read nothing."""
         state = self._state
-        return state.since if state.phase is _Phase.TEXT or (state.phase is _Phase.OPEN and state.alive) else None
+        return state.since if state.phase is TEXT or (state.phase is OPEN and state.alive) else None
 
     @property
     def _forced(self) -> int | None:
         """The token of the end mark that must come next; None: nothing must."""
-        state = self._state
-        if state.phase is not _Phase.THINKING or self._budget is None:
+        state = self._changes[-1][1]
+        if state.phase is not THINKING or self._budget is None:
             return None
         spent = state.thought + self._num - state.since
         return self._marks.end[state.matched] if spent >= self._budget else None
@@ -193,12 +195,12 @@ class Thinking:
         ahead = tuple(k + 1 for k in state.ahead if mark[k] == token_id)
         taken = state.alive and inner.accept(token_id)
         if not ahead:
-            return _State(_Phase.TEXT) if taken else None
+            return _State(TEXT) if taken else None
         whole = len(mark) in ahead
         if state.alive and (whole or not taken):
             inner.rewind(self._num + taken)
         if whole:
-            return _State(_Phase.THINKING, since=self._num + 1)
+            return _State(THINKING, since=self._num + 1)
         return state._replace(ahead=ahead, alive=taken)
 
     def _think(self, token_id: int) -> _State | None:
@@ -207,11 +209,11 @@ class Thinking:
             return None
         matched = _matched(mark, state.matched, token_id)
         if matched < len(mark):
-            return state._replace(matched=matched)
+            return state if matched == state.matched else state._replace(matched=matched)
         num = self._num + 1
         if self._inner is not None:
-            return _State(_Phase.TEXT, since=num)
-        return _State(_Phase.TEXT, thought=state.thought + max(0, num - state.since - len(mark)))
+            return _State(TEXT, since=num)
+        return _State(TEXT, thought=state.thought + max(0, num - state.since - len(mark)))
 
     def _speak(self, token_id: int) -> _State | None:
         state, mark = self._state, self._marks.start
@@ -219,8 +221,8 @@ class Thinking:
             return state if self._inner.accept(token_id) else None
         matched = _matched(mark, state.matched, token_id)
         if matched < len(mark):
-            return state._replace(matched=matched)
-        return _State(_Phase.THINKING, since=self._num + 1, thought=state.thought)
+            return state if matched == state.matched else state._replace(matched=matched)
+        return _State(THINKING, since=self._num + 1, thought=state.thought)
 
 
 def _begin(
@@ -238,10 +240,10 @@ def _begin(
     mark, rest = marks.end if thinking else marks.start, turn[at:]
     lengths = tuple(k for k in range(len(mark)) if k <= len(rest) and rest[len(rest) - k :] == mark[:k])
     if thinking:
-        return _State(_Phase.THINKING, matched=lengths[-1])
+        return _State(THINKING, matched=lengths[-1])
     if not guided:
-        return _State(_Phase.TEXT, matched=lengths[-1])
-    return _State(_Phase.TEXT) if budget is None else _State(_Phase.OPEN, ahead=lengths)
+        return _State(TEXT, matched=lengths[-1])
+    return _State(TEXT) if budget is None else _State(OPEN, ahead=lengths)
 
 
 def _mark(name: str, ids: Any) -> Mark:

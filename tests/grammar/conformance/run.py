@@ -25,7 +25,7 @@ from typing import Any
 
 from tests.grammar.conformance.checks import Case, Refused, Verdict, byte_backend, compiled, verdict
 from tests.grammar.conformance.judge import judged
-from tests.grammar.conformance.tables import RESULTS, write_tables
+from tests.grammar.conformance.tables import NARROW, RESULTS, WHOLE, reason_of_rule, text_of, write_tables
 from tests.grammar.walks import fragments, write
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -69,51 +69,58 @@ def run(suite: Path, name: str) -> dict[str, Any]:
     """All results, as results.json has them."""
     backend = byte_backend()
     features: dict[str, Counter[str]] = {}
-    listed: dict[str, list[Any]] = {"refused": [], "narrow": [], "wide": [], "written_wrong": []}
-    texts: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    texts: Counter[str] = Counter(schemas=0, texts=0, unjudged=0)
+    narrow, wide, written_wrong = [], [], []
     for group in cases(suite):
+        feature, schema_name = group[0].feature, group[0].schema_name
         grammar = compiled(backend, group[0].schema)
-        counts = features.setdefault(group[0].feature, Counter())
-        if isinstance(grammar, Refused):
-            listed["refused"].append([group[0].feature, group[0].schema_name, grammar.rule])
+        counts = features.setdefault(feature, Counter())
         for case in group:
             found = verdict(grammar, case.instance, case.valid)
             counts[found] += 1
-            if found in (Verdict.NARROW, Verdict.WIDE):
-                listed[found].append([case.feature, case.schema_name, case.name])
-        if not isinstance(grammar, Refused):
-            texts["schemas"] += 1
-            for text, valid in written(grammar, group):
-                texts["texts"] += 1
-                texts["unjudged"] += valid is None
-                if valid is False:
-                    listed["written_wrong"].append([group[0].feature, group[0].schema_name, text])
+            if found is Verdict.NARROW:
+                narrow.append([feature, schema_name, case.name, why_narrow(grammar, case)])
+            elif found is Verdict.WIDE:
+                wide.append([feature, schema_name, case.name])
+        if isinstance(grammar, Refused):
+            refused[reason_of_rule(grammar.rule)] += 1
+            continue
+        texts["schemas"] += 1
+        for text, valid in written(grammar, group):
+            texts["texts"] += 1
+            texts["unjudged"] += valid is None
+            if valid is False:
+                written_wrong.append([feature, schema_name, text])
     return {
         "suite": name,
         "backend": f"llguidance {importlib.metadata.version('llguidance')}",
         "written": dict(texts),
-        "features": {feature: dict(sorted(counts.items())) for feature, counts in features.items()},
-        **listed,
+        "features": {key: dict(sorted(counts.items())) for key, counts in sorted(features.items())},
+        "refused": refused.most_common(),
+        "narrow": narrow,
+        "wide": wide,
+        "written_wrong": written_wrong,
     }
 
 
-def text_of(results: dict[str, Any]) -> str:
-    """results.json, one entry a line."""
-    parts = []
-    for key, value in results.items():
-        if isinstance(value, list) and value:
-            body = "[\n" + ",\n".join("  " + json.dumps(entry, ensure_ascii=False) for entry in value) + "\n ]"
-        elif key == "features":
-            rows = (f"  {json.dumps(name)}: {json.dumps(counts)}" for name, counts in value.items())
-            body = "{\n" + ",\n".join(rows) + "\n }"
-        else:
-            body = json.dumps(value)
-        parts.append(f" {json.dumps(key)}: {body}")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
+def why_narrow(grammar: Any, case: Case) -> str:
+    """The reason why a valid instance cannot be written, as far as it is known."""
+    if verdict(grammar, whole(case.instance), True) is Verdict.RIGHT:
+        return WHOLE
+    return NARROW.get(case.feature, "not known")
+
+
+def whole(value: Any) -> Any:
+    """An instance with 1.0 as 1."""
+    if isinstance(value, list):
+        return [whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 + 1 else value
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.grammar.conformance.run", description=__doc__.splitlines()[0])
+    about = __doc__.splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m tests.grammar.conformance.run", description=about)
     parser.add_argument("--tables", action="store_true", help="write the tables anew from results.json")
     parser.add_argument("--suite", type=Path, help="the folder draft2020-12 of the suite, instead of fetching it")
     asked = parser.parse_args(arguments)
