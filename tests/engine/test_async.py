@@ -248,7 +248,7 @@ def test_streams_of_an_event_loop_that_is_gone_are_dropped():
     llm = small(model)
 
     async def leave():
-        asked = await llm._submit([1], LONG, None, 0, None, stream=True)  # what a DeltaStream holds that is never collected
+        asked = await llm._submit([1], LONG, None, 0, None, stream=True)  # as a DeltaStream that is never collected
         await model.wait_for_step(1)
         return asked
 

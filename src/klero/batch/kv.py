@@ -89,8 +89,8 @@ class KVAccount:
         """Share the blocks of the first num_tokens, which must have been computed; `grow` copies what is written."""
         num_full, count = num_tokens // self.blocks.block_size, self._num_for(num_tokens)
         self._check_holds(held, count)
-        child = Held(held.block_ids[:count], [], held.keys[:num_full], identity=held.identity, epoch=held.epoch, life=self._life)
-        child.num_registered = min(held.num_registered, num_full)
+        child = Held(held.block_ids[:count], [], held.keys[:num_full], min(held.num_registered, num_full))
+        child.identity, child.epoch, child.life = held.identity, held.epoch, held.life
         self.blocks.share(child.block_ids)
         return child
 
@@ -107,9 +107,9 @@ class KVAccount:
         found no more. Which tokens come to stand there, `computed` is told.
         """
         ids, place = held.block_ids, first // self.blocks.block_size
-        if num_tokens == first + 1 and held.num_registered <= place < len(ids) and held.life == self._life:
-            if self.blocks.is_private(ids[place]):
-                return True  # a decode in the middle of its block
+        inside = num_tokens == first + 1 and held.num_registered <= place < len(ids) and held.life == self._life
+        if inside and self.blocks.is_private(ids[place]):
+            return True  # a decode in the middle of its block
         written, num_new = self._span(held, first, num_tokens)
         shared = [place for place in written if self._is_shared(ids[place])]
         if num_new + len(shared) > self.blocks.num_free:

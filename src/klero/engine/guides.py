@@ -51,10 +51,11 @@ class Guides:
         self._has_text = vocabulary is not None or not isinstance(backend, str)
 
         def make() -> Backend:
-            if not isinstance(backend, str):
-                return backend  # type: ignore[no-any-return]
-            module = importlib.import_module(f"klero.grammar.{backend}")
-            return getattr(module, BACKENDS[backend])(vocabulary, num_tokens)  # type: ignore[no-any-return]
+            made: Backend = backend
+            if isinstance(backend, str):
+                module = importlib.import_module(f"klero.grammar.{backend}")
+                made = getattr(module, BACKENDS[backend])(vocabulary, num_tokens)
+            return made
 
         self.grammars = Grammars(make)
 
