@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 import typer
@@ -286,3 +287,22 @@ def test_generate_takes_them(tiny_model):
     assert set(ids("--allowed-token-ids", "70,71", "--logit-bias", "70=-inf")) == {71}
     plain = ids()
     assert plain[0] not in ids("--bad-token-ids", str(plain[0]))
+
+
+def test_generate_writes_what_may_come(tiny_model, tmp_path):
+    """A random model of single bytes writes what it is told to, and ends by itself."""
+    pytest.importorskip("llguidance")
+    base = ["generate", "x", "--model", tiny_model, "--max-tokens", "40", "--num-blocks", "32", "--json"]
+    base += ["--temperature", "1.5", "--seed", "3"]
+    (tmp_path / "schema").write_text('{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}')
+    (tmp_path / "grammar").write_text('root ::= "<" [0-9]+ ">"')
+    for options, pattern in [
+        (["--choice", "yes,no"], "yes|no"),
+        (["--choice", "yes", "--min-tokens", "30"], "yes"),  # min_tokens yields to the grammar
+        (["--regex", "[ab]{3}"], "[ab]{3}"),
+        (["--json-schema", str(tmp_path / "schema")], r'\{"a":[12].*'),
+        (["--grammar", str(tmp_path / "grammar")], "<[0-9]+>?"),
+    ]:
+        said = json.loads(run(*base, *options))
+        assert re.fullmatch(pattern, said["text"], re.DOTALL), said
+        assert said["finish_reason"] == "stop" or len(said["token_ids"]) == 40

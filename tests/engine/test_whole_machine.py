@@ -9,34 +9,26 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.batch.test_kv_machine import ZERO, Memory
-from tests.batch.test_machine import compare, poison
-from tests.engine.whole import END, VOCAB, WIDTH, Naive, NaiveBatch, Speculating, chain
+from tests.batch.test_kv_machine import ZERO
+from tests.batch.test_machine import compare, embedded, poison
+from tests.engine.whole import END, VOCAB, Asked, Cells, Naive, NaiveBatch, Speculating, chain, request_of
 
-from klero import SamplingParams
-from klero.batch import Held, InputBatch, KVAccount, SchedulerOutput, Seats, identity_of
+from klero.batch import InputBatch, KVAccount, SchedulerOutput, Seats
 from klero.engine.options import EngineOptions
-from klero.engine.request import Choice, Request
-from klero.engine.scores import PromptPart, PromptScores
-from klero.finish import Finish, FinishReason
+from klero.engine.scores import PromptPart
+from klero.finish import FinishReason
 
+TEXT = (0, 1, 2, 0, 1, 1, 0, 2, 2)
 MAX_LEN, MOST = 20, 12  # tokens of a sequence; sequences at a time
-TEXTS = ([0, 1, 2] * 4, [0, 1, 2, 1] + [0] * 8)  # every prompt begins like one of these, so that prefixes meet
 WHICH = st.integers(0, MOST - 1)
+PROMPTS = st.builds(  # most begin alike, so that prefixes meet
+    lambda length, tail: (*TEXT[:length], *tail), st.integers(0, 9), st.lists(st.integers(0, 2), min_size=1, max_size=3)
+)
+ASKED = st.builds(
+    Asked, PROMPTS, st.sampled_from([3, 1, 2]), st.sampled_from([14, 9, 5, 1, 0]), st.sampled_from([False, False, True]),
+    st.sampled_from([0, 0, 0, 2, 5]), st.sampled_from([None, None, None, "salt"]), st.integers(-1, 1),
+)  # fmt: skip
 HAPPENED: Counter[str] = Counter()  # in all programs of a test, so that nothing can go missing unnoticed
-
-
-def embeds_of(num):
-    """Embeddings of a prompt; the same for the same number, or None for none."""
-    return np.arange(num * WIDTH, dtype=np.float32).reshape(num, WIDTH) + num if num else None
-
-
-class Cells(Memory):
-    """Memory that is read by block numbers."""
-
-    def cells(self, block_ids, num):
-        """The first `num` cells of these blocks."""
-        return [cell for number in block_ids for cell in self.block(self.device, number)][:num]
 
 
 class WholeMachine(RuleBasedStateMachine):
@@ -47,10 +39,10 @@ class WholeMachine(RuleBasedStateMachine):
         size=st.sampled_from([2, 1, 3, 4]), room=st.sampled_from([20, 24, 16, 32]),
         num_host_blocks=st.sampled_from([40, 3, 0]), caching=st.sampled_from([True, True, False]),
         zero_fresh=st.booleans(), policy=st.sampled_from(["fcfs", "priority"]),
-        shares=st.sampled_from([True, True, False]), speculates=st.booleans(),
+        shares=st.sampled_from([True, True, True, False]), speculates=st.booleans(), first=st.lists(ASKED, max_size=4),
     )  # fmt: skip
     def start(
-        self, max_num_seqs, budget, size, room, num_host_blocks, caching, zero_fresh, policy, shares, speculates
+        self, max_num_seqs, budget, size, room, num_host_blocks, caching, zero_fresh, policy, shares, speculates, first
     ):
         """room: tokens that all blocks hold."""
         options = EngineOptions(
@@ -73,59 +65,53 @@ class WholeMachine(RuleBasedStateMachine):
         self.most = min(max_num_seqs, budget)
         self.longest, self.by_priority = min(MAX_LEN, self.kv.blocks.num_blocks * size), policy == "priority"
         self.count, self.weights, self.happened = 0, 0, Counter()
+        for asked in first:
+            self.add(asked)
 
     # --- rules
 
-    @rule(
-        times=st.integers(1, 4), text=st.sampled_from(TEXTS), length=st.integers(0, 9),
-        tail=st.lists(st.integers(0, 2), min_size=1, max_size=3), num_embedded=st.sampled_from([0, 0, 0, 2, 5]),
-        n=st.sampled_from([1, 3, 2]), max_tokens=st.sampled_from([14, 10, 5, 1, 0]),
-        scored=st.sampled_from([False, False, True]), salt=st.sampled_from([None, None, None, "salt"]),
-        priority=st.integers(-1, 1),
-    )  # fmt: skip
-    def ask(self, times, text, length, tail, num_embedded, n, max_tokens, scored, salt, priority):
-        """Requests come that begin alike; one of max_tokens=0 is scored."""
+    @rule(asked=ASKED, times=st.integers(1, 3))
+    def ask(self, asked, times):
+        """Requests come that begin alike."""
         for _ in range(times):
-            if len(self.seqs) + n <= MOST:
-                embeds = None if scored or not max_tokens else embeds_of(num_embedded)
-                self.add(text[:length] + tail, n, max_tokens, scored or not max_tokens, salt, priority, embeds)
-            length, priority = length + 2, -priority
+            if len(self.seqs) + asked.n <= MOST:
+                self.add(asked)
+            asked = asked._replace(ids=asked.ids + asked.ids[:2], priority=-asked.priority)
 
-    def add(self, ids, n, max_tokens, scored, salt, priority, embeds):
-        rows = [] if embeds is None else [tuple(row) for row in embeds.tolist()]
-        ids = ids[: self.longest - len(rows) - 1]
-        max_tokens = min(max_tokens, self.longest - len(rows) - len(ids))
-        params = SamplingParams(temperature=1.0, n=n, max_tokens=max_tokens, prompt_logprobs=0 if scored else None)
-        priority = priority if self.by_priority else 0
-        request = Request(
-            f"r{self.count}", None, tuple(ids), params, seed=self.count, prompt_embeds=embeds, priority=priority
-        )
-        for index in range(n if max_tokens else 1):
-            finish = Finish(params, end_token_ids=(END,), prompt_ids=ids, vocabulary=None, max_tokens=max_tokens or 1)
-            choice = Choice(request, index, finish, held=Held(identity=identity_of(salt=salt, embeds=embeds)))
-            if scored and not index:
-                choice.prompt_scores = PromptScores(ids, params, VOCAB)
-            request.choices.append(choice)
+    @precondition(lambda self: 0 < len(self.seqs) < MOST)
+    @rule(asked=ASKED, which=WHICH, less=st.integers(0, 4))
+    def ask_on(self, asked, which, less):
+        """A request begins with what another one has so far."""
+        seq = self.pick(which)
+        if seq.choice.request.prompt_embeds is None:
+            ids = (*seq.tokens[: max(1, len(seq.tokens) - less)], *asked.ids[:1])
+            self.add(asked._replace(ids=ids, n=1, num_embedded=0, salt=seq.root[1]))
+
+    def add(self, asked):
+        if not self.by_priority:
+            asked = asked._replace(priority=0)
+        request = request_of(self.count, asked, self.longest)
         for choice in request.choices:
             self.scheduler.add(choice)
-            rank, scores = (priority, self.count, choice.index), None if choice.prompt_scores is None else 0
-            self.seqs[choice.id] = Naive(choice, ("root", salt), [*rows, *ids], rank, scores)
+            self.seqs[choice.id] = Naive.of(choice, self.count, ("root", asked.salt))
         self.count += 1
 
-    @rule(times=st.integers(1, 4))
+    def pick(self, which):
+        seqs = list(self.seqs.values())
+        return seqs[which % len(seqs)]
+
+    @rule(times=st.integers(1, 12))
     def step(self, times):
         for _ in range(times):
             self.run()
 
-    @rule(times=st.integers(3, 12))
-    def steps(self, times):
-        self.step(times)
-
     @precondition(lambda self: self.seqs)
-    @rule(which=WHICH, kind=st.sampled_from(["abort", "row", "late", "fail", "drop", "weights"]))
+    @rule(which=WHICH, kind=st.sampled_from(["preempt", "abort", "row", "late", "fail", "drop", "weights"]))
     def trouble(self, which, kind):
-        """Something that should not be, but for an abort."""
+        """Sequences lose their blocks, are aborted, compute junk, are cut short; or what was computed is void."""
         match kind:
+            case "preempt":
+                self.preempt(which)
             case "abort" | "drop":
                 self.abort(which, told=kind == "abort")
             case "row" | "late":
@@ -137,28 +123,36 @@ class WholeMachine(RuleBasedStateMachine):
                 self.kv.forget()
                 self.weights += 1
 
+    def preempt(self, which):
+        """Some give their blocks back, whatever their rank; one may be aborted before the batch is told."""
+        forced = [seq for k, seq in enumerate(self.naive.running()) if (which >> k % 4) & 1]
+        for seq in forced:
+            self.scheduler.preempt(seq.choice)
+        if forced and which > 7:
+            self.abort(list(self.seqs.values()).index(forced[0]), told=True)
+        self.run(forced=forced)
+
     def abort(self, which, told):
         """A client leaves, with an answer or without."""
-        seqs = list(self.seqs.values())
-        request = seqs[which % len(seqs)].choice.request
-        ended = [seq for seq in seqs if seq.choice.request is request]
+        request = self.pick(which).choice.request
+        ended = [seq for seq in self.seqs.values() if seq.choice.request is request]
         for seq in ended:
             kind = "swapped" if seq.choice.held.host_ids else "preempted" if seq.seated else "waiting"
-            self.happened[f"aborted {'running' if seq.runs else kind}"] += 1
+            self.happened[f"aborted {'running' if seq.choice.running else kind}"] += 1
             if told:
                 seq.choice.finished = seq.choice.finish.end(FinishReason.ABORT)
         self.end(ended)
 
     # --- one step
 
-    def run(self, bad=None, fails_after=None):
+    def run(self, bad=None, fails_after=None, forced=()):
         """Schedule, lay out, move, compute, draw; every part is compared.
 
         bad: which sequence of the step computes junk, and whether its row shows it, so that it ends with an error;
         else that is seen late, when its blocks are cached by now, and its whole request ends. fails_after: the part
-        that was the last one before an exception.
+        that was the last one before an exception. forced: who was preempted from outside.
         """
-        before, num_before = self.naive.running(), self.scheduler.num_preemptions
+        before, num_before = [s for s in self.naive.running() if s not in forced], self.scheduler.num_preemptions
         plan = self.scheduler.schedule()
         output = plan.output
         if not self.seqs:

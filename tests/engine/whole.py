@@ -5,12 +5,18 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import numpy as np
+from tests.batch.test_kv_machine import Memory
 from tests.batch.test_machine import both, embedded
 
-from klero.batch import ChangedSequence, NewSequence, SchedulerOutput
-from klero.engine.request import Choice
+from klero import SamplingParams
+from klero.batch import ChangedSequence, Held, NewSequence, SchedulerOutput, identity_of
+from klero.engine.request import Choice, Request
 from klero.engine.scheduler import Plan, Scheduler
+from klero.engine.scores import PromptScores
+from klero.finish import Finish
 
 VOCAB, END, WIDTH = 4, 3, 2  # ids; the one that ends a sequence; of embeddings
 
@@ -22,6 +28,53 @@ def chain(before, tokens, weights):
         before = hash((before, token, weights))
         cells.append(before)
     return cells
+
+
+class Cells(Memory):
+    """Memory that is read by block numbers."""
+
+    def cells(self, block_ids, num):
+        """The first `num` cells of these blocks."""
+        return [cell for number in block_ids for cell in self.block(self.device, number)][:num]
+
+
+def embeds_of(num):
+    """Embeddings of a prompt, the same for the same number; None for none."""
+    return np.arange(num * WIDTH, dtype=np.float32).reshape(num, WIDTH) + num if num else None
+
+
+def embedding_rows(embeds):
+    """Embeddings as tokens."""
+    return [] if embeds is None else [tuple(row) for row in embeds.tolist()]
+
+
+class Asked(NamedTuple):
+    """What a client asks; more than fits is cut."""
+
+    ids: tuple[int, ...]
+    n: int
+    max_tokens: int
+    scored: bool
+    num_embedded: int
+    salt: str | None
+    priority: int
+
+
+def request_of(number, asked: Asked, longest):
+    """A request as admission makes it; one of max_tokens=0 has one child, which is scored. Of scored ones nothing is embedded."""
+    scored = asked.scored or not asked.max_tokens
+    embeds = None if scored else embeds_of(asked.num_embedded)
+    ids = asked.ids[: longest - len(embedding_rows(embeds)) - 1]
+    max_tokens = min(asked.max_tokens, longest - len(embedding_rows(embeds)) - len(ids))
+    params = SamplingParams(temperature=1.0, n=asked.n, max_tokens=max_tokens, prompt_logprobs=0 if scored else None)
+    request = Request(f"r{number}", None, ids, params, seed=number, prompt_embeds=embeds, priority=asked.priority)
+    for index in range(asked.n if max_tokens else 1):
+        finish = Finish(params, end_token_ids=(END,), prompt_ids=ids, vocabulary=None, max_tokens=max_tokens or 1)
+        choice = Choice(request, index, finish, held=Held(identity=identity_of(salt=asked.salt, embeds=embeds)))
+        if scored and not index:
+            choice.prompt_scores = PromptScores(ids, params, VOCAB)
+        request.choices.append(choice)
+    return request
 
 
 @dataclass(eq=False)
@@ -37,7 +90,7 @@ class Naive:
     choice: Choice
     root: object
     tokens: list
-    rank: tuple[int, int]
+    rank: tuple[int, int, int]
     scored: int | None = None
     cells: list = field(default_factory=list)
     lost: list = field(default_factory=list)
@@ -48,6 +101,13 @@ class Naive:
     num_new: int = 0
     drafts: tuple[int, ...] = ()
     fresh: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, choice, number, root):
+        """A sequence that arrives."""
+        tokens = [*embedding_rows(choice.request.prompt_embeds), *choice.request.prompt_ids]
+        rank = (choice.request.priority, number, choice.index)
+        return cls(choice, root, tokens, rank, None if choice.prompt_scores is None else 0)
 
     @property
     def runs(self):
@@ -158,7 +218,7 @@ class NaiveBatch:
     def enter(self, new: NewSequence):
         seq, seat, request = self.seqs[new.id], new.seat, self.seqs[new.id].choice.request
         assert not seq.seated
-        rows = [] if new.prompt_embeds is None else [tuple(row) for row in new.prompt_embeds.tolist()]
+        rows = embedding_rows(new.prompt_embeds)
         assert [*rows, *seat.prompt_ids, *seat.output_ids] == seq.tokens
         assert len(seat.output_ids) == len(seq.tokens) - seq.num_prompt
         assert (seat.num_embedded, seat.child, new.samples) == (len(rows), seq.choice.index, seq.choice.draws)
@@ -258,6 +318,9 @@ class NaiveBatch:
         for seq in entered:
             passed_over = [other for other in waiting if other.rank < seq.rank]
             assert all(self.follows(other, before) for other in passed_over), "first come, first served"
+            assert not self.follows(seq, before), "a child waits for its sibling's prompt"
+        cut = [seq for seq in parts if seq.end < len(seq.tokens)]
+        assert not cut or sum(seq.num_new for seq in parts) == budget, "a chunk is no shorter than it must"
         drafts = sum(len(seq.drafts) for seq in parts)
         assert not entered or len(parts) == 1 or num_free + drafts >= len(parts), "one block for each that runs"
         first = min(self.seqs.values(), key=lambda seq: seq.rank)

@@ -72,15 +72,14 @@ class Guides:
         if budget is not None and self._marks is None:
             rule = "needs the marks of thinking, and the model's template has none; give LLM(thinking_token_ids=...)"
             raise ParameterError([Fault("thinking_token_budget", budget, rule)])
-        end_ids = tuple(dict.fromkeys(params.end_token_ids + (() if params.ignore_eos else self._end_token_ids)))
-        if source is None:
-            return Guide(None, end_ids, self._marks, budget, prompt_ids, self._num_tokens)
-        if not self._has_text:
+        if source is not None and not self._has_text:
             raise GrammarError([Fault(source.kind, source.text, "is about text; give LLM(tokenizer=...)")])
-        if not any(i < self._num_tokens for i in end_ids):
+        ignored = params.ignore_eos and source is not None  # else they only tell where turns of the prompt end
+        end_ids = tuple(dict.fromkeys(params.end_token_ids + (() if ignored else self._end_token_ids)))
+        if source is not None and not any(i < self._num_tokens for i in end_ids):
             rule = "ends with an end id, and this model has none; give end_token_ids"
             raise GrammarError([Fault(source.kind, source.text, rule)])
-        compiled = self.grammars.compiled(source)
+        compiled = None if source is None else self.grammars.compiled(source)
         guide = Guide(compiled, end_ids, self._marks, budget, prompt_ids, self._num_tokens)
         guide.matcher()  # what is wrong with it is said before it enters a batch
         return guide

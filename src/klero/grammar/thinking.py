@@ -46,6 +46,7 @@ class _Phase(Enum):
 
 OPEN, THINKING, TEXT = _Phase
 
+
 class _State(NamedTuple):
     """Where a sequence stands; all counts are of output tokens.
 
@@ -108,7 +109,7 @@ class Thinking:
         self._inside = self._all if inner is None else _without(self._end_ids, num_tokens)
         self._num = 0  # tokens taken
         self._changes = [(0, _begin(marks, budget, inner is not None, prompt_ids, self._end_ids))]
-        self._opening: list[int] = []  # what was taken while OPEN: the grammar reads it again if all of it is rewound
+        self._opening: list[int] = []  # taken while OPEN: the grammar reads it again when a rewind leads back there
 
     @property
     def allows_all(self) -> bool:

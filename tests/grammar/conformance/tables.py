@@ -14,7 +14,7 @@ BEGIN, END = "<!-- conformance: written by `make conformance` -->", "<!-- confor
 VERDICTS = ("right", "refused", "narrow", "wide")
 
 REFUSALS = (
-    (r"'([^']+)' is not among", r"the keyword `\1`"),
+    (r"'([^']+)' is not a keyword", r"the keyword `\1`"),
     (r'Unimplemented keys: \["([^"]+)"', r"the keyword `\1`"),
     (r"the format '", "a format that is not known"),
     (r"Resource '|Pointer '", "a reference to another document, or to no schema"),
