@@ -14,6 +14,7 @@ from klero import SamplingParams
 from klero.cli import fields, requests
 from klero.cli import generate as command
 from klero.cli.app import app
+from klero.cli.options import marks_of
 from klero.errors import OptionError, ParameterError, RequestError
 
 NUMBERS = {
@@ -153,6 +154,13 @@ def test_a_schema_comes_in_a_json_line(tmp_path):
     assert one.params({}).json == '{"b":[1],"a":{}}'
     with pytest.raises(RequestError, match="line 1: regex='a': stands beside json"):
         requests.read([], str(file), {"regex": "a"}, chat=False)
+
+
+def test_marks_of_thinking_are_two():
+    assert marks_of("5,<end>") == (5, "<end>")
+    for text in ("5", "5,", ",5", "", "1,2,3"):
+        with pytest.raises(OptionError, match=f"^--thinking-token-ids '{text}': must be START,END"):
+            marks_of(text)
 
 
 @pytest.mark.parametrize("option", ["--return-context-logits", "--return-generation-logits"])
@@ -302,6 +310,7 @@ def test_generate_writes_what_may_come(tiny_model, tmp_path):
         (["--regex", "[ab]{3}"], "[ab]{3}"),
         (["--json-schema", str(tmp_path / "schema")], r'\{"a":[12].*'),
         (["--grammar", str(tmp_path / "grammar")], "<[0-9]+>?"),
+        (["--regex", "a", "--thinking-token-budget", "2", "--thinking-token-ids", "[,]"], r"a|\[.{0,2}\]a"),
     ]:
         said = json.loads(run(*base, *options))
         assert re.fullmatch(pattern, said["text"], re.DOTALL), said

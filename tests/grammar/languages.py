@@ -8,9 +8,25 @@ import numpy as np
 
 from klero.finish import TokenBytes
 
-TEXTS = [b"a", b"b", b"ab", b"ba", b"aab", b"bb", b"<e>", b"<f>", b"", b"a", b"\xc3", b"\xa9", "é".encode(), b"c", b"</s>"]
+TEXTS = [
+    b"a",
+    b"b",
+    b"ab",
+    b"ba",
+    b"aab",
+    b"bb",
+    b"<e>",
+    b"<f>",
+    b"",
+    b"a",
+    b"\xc3",
+    b"\xa9",
+    "é".encode(),
+    b"c",
+    b"</s>",
+]
 ENDS = (6, 7)
-SPECIAL = (6, 7, 14)
+SPECIAL = (6, 7, 12)
 NUM_TOKENS = len(TEXTS) + 3  # the last three have no text at all
 TOKENS = TokenBytes.from_list(TEXTS, special=SPECIAL)
 

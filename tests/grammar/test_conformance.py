@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 import pytest
-from tests.grammar.conformance.checks import Case, Refused, Verdict, byte_backend, compiled, orders, takes, verdict
+from tests.grammar.conformance.checks import (
+    Case,
+    Refused,
+    Verdict,
+    byte_backend,
+    compiled,
+    orders,
+    smollm2_backend,
+    takes,
+    verdict,
+)
 from tests.grammar.conformance.judge import found, judged
 from tests.grammar.conformance.own_cases import OWN, REFUSED, SETS, UNSATISFIABLE, Own
 from tests.grammar.conformance.tables import BEGIN, DOCUMENT, RESULTS, document_with_tables, tables, totals
@@ -34,6 +45,15 @@ def test_valid_texts_are_taken_and_others_are_not(backend, own):
     grammar = compiled(backend, own.schema)
     assert [text for text in own.valid if not takes(grammar, text)] == []
     assert [text for text in own.invalid if takes(grammar, text)] == []
+
+
+@pytest.mark.smollm2
+def test_other_tokens_than_bytes_change_nothing():
+    backend, vocabulary = smollm2_backend()
+    for own in OWN:
+        grammar = compiled(backend, own.schema)
+        assert [text for text in own.valid if not takes(grammar, text, vocabulary)] == [], own.keyword
+        assert [text for text in own.invalid if takes(grammar, text, vocabulary)] == [], own.keyword
 
 
 def test_our_own_cases_are_right():
@@ -75,10 +95,10 @@ def test_most_sets_are_not_refused(backend):
 
 
 def write_and_judge(backend, seed: int, num_texts: int) -> int:
-    """How many texts came to an end; every one of them must be valid."""
-    chance = random.Random(seed)
+    """How many texts came to an end; every one of them must be valid, with no more white space than is allowed."""
+    chance, most = random.Random(seed), seed % 3
     schema = random_schema(chance)
-    grammar = compiled(backend, schema)
+    grammar = compiled(backend, schema, json_whitespace=most)
     if isinstance(grammar, Refused):
         return 0
     num_ended = 0
@@ -87,6 +107,8 @@ def write_and_judge(backend, seed: int, num_texts: int) -> int:
         if ended:
             num_ended += 1
             assert judged(schema, text.decode()) is not False, (seed, text.decode(), schema)
+            outside = re.sub(r'"(?:\\.|[^"\\])*"', '""', text.decode())
+            assert max((len(run) for run in re.findall(r"\s+", outside)), default=0) <= most, (seed, text.decode())
     return num_ended
 
 
@@ -102,6 +124,7 @@ def test_what_many_random_schemas_let_through_is_valid(backend):
 def test_nothing_in_the_suite_is_taken_that_is_invalid():
     assert RESULTS_OF_RUN["wide"] == []
     assert RESULTS_OF_RUN["written_wrong"] == []
+    assert RESULTS_OF_RUN["smollm2"]["different"] == []
     assert all("wide" not in counts for counts in RESULTS_OF_RUN["features"].values())
 
 
@@ -152,6 +175,7 @@ def test_the_tables_count_what_is_listed():
             "suite": "s",
             "backend": "b",
             "written": {"schemas": 1, "texts": 2, "unjudged": 0},
+            "smollm2": {"cases": 4, "different": []},
             "features": {"minimum": {"narrow": 1, "right": 3}, "not": {"refused": 2}},
             "refused": [["the keyword `not`", 1]],
             "narrow": [["minimum", "s", "c", "because"]],

@@ -15,20 +15,27 @@ from klero.errors import OptionError
 from klero.grammar import LLGuidance, Source
 
 BACKEND = LLGuidance(TOKENS, NUM_TOKENS, 2)
-MOST = 6  # letters of the longest word
-CHOICES = ["a", "ab", "abba", "bb", "é", "éa", "c</s>"]
-REGEXES = ["(a|b)*", "a+b?", "(ab|ba){1,2}", "[^b]é?", "(?:a?){3}b", "b(aa)*|é", "(a|a)*b"]
+CHOICES = ["a", "ab", "abba", "bb", "é", "éa", "c"]
+REGEXES = [  # with the letters that matter, and how long words have to be for two tokens and a third
+    ("(a|b)*", "ab", 10),
+    ("a+b?", "ab", 10),
+    ("(ab|ba){1,2}", "ab", 4),
+    ("[^b]é?", "abcé", 2),
+    ("(?:a?){3}b", "ab", 4),
+    ("b(aa)*|é", "abé", 8),
+    ("(a|a)*b", "ab", 10),
+]
+NESTED = ['root ::= "a" root "b" | ""', 'start: "a" start "b" | ""']
 
 
 def languages():
-    """Sources and the words of them that are short enough; those beyond are long enough not to matter."""
+    """Sources and their words."""
     yield Source("choice", json.dumps(CHOICES)), {word.encode() for word in CHOICES}
-    words = words_of_length("abéc", MOST)
-    for regex in REGEXES:
+    for regex, letters, most in REGEXES:
+        words = words_of_length(letters, most)
         yield Source("regex", regex), {word.encode() for word in words if re.fullmatch(regex, word)}
-    same = 'root ::= "a" root "b" | ""', 'start: "a" start "b" | ""'
-    for text in same:
-        yield Source("grammar", text), {b"a" * n + b"b" * n for n in range(MOST)}
+    for text in NESTED:
+        yield Source("grammar", text), {b"a" * n + b"b" * n for n in range(12)}
 
 
 LANGUAGES = [(BACKEND.compile(source), words, source.text) for source, words in languages()]

@@ -43,6 +43,7 @@ def generate(
     ignore_eos: o.IgnoreEos = False,
     include_stop: o.IncludeStop = False,
     echo: o.Echo = False,
+    thinking_token_ids: o.ThinkingTokenIds = None,
     *,
     engine: o.EngineOptions,
     **fields: Any,
@@ -61,6 +62,8 @@ def generate(
     asked = read(prompts or [], file, fields, chat=chat)
     if not as_json:
         _refuse_what_text_cannot_show(asked)
+    if thinking_token_ids is not None:
+        engine["thinking_token_ids"] = o.marks_of(thinking_token_ids)
     llm, loading = o.load(model, **engine)
     params = _params(llm, asked, generation_config)
     texts = _prompts(llm, asked)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klero.cli.fields import TOKEN, parameter, parameters_of, signed
+from klero.cli.fields import GUIDED, TOKEN, parameter, parameters_of, signed
+from klero.errors import OptionError
 
 if TYPE_CHECKING:
     from klero.engine import LLM
@@ -31,6 +32,12 @@ StopTokenId = Annotated[list[int] | None, typer.Option(rich_help_panel=TEXT, hel
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", rich_help_panel=TEXT, help="Go on past the model's end.")]
 IncludeStop = Annotated[bool, typer.Option("--include-stop", rich_help_panel=TEXT, help="Keep the stop's text.")]
 Echo = Annotated[bool, typer.Option("--echo", rich_help_panel=TEXT, help="Put the prompt before the text.")]
+ThinkingTokenIds = Annotated[
+    str | None,
+    typer.Option(
+        rich_help_panel=GUIDED, metavar="START,END", help="Marks of thinking, ids or texts; unset: of the template."
+    ),
+]
 
 Dtype = Annotated[str, typer.Option(rich_help_panel=ENGINE, help="auto, float32, bfloat16 or float16.")]
 Deterministic = Annotated[
@@ -91,6 +98,18 @@ ENGINE_OPTIONS = {
     "threads": (Threads, None),
     "spin": (Spin, None),
 }
+
+
+def marks_of(text: str) -> tuple[int | str, int | str]:
+    """The marks of thinking from "5,6" or "<think>,</think>". OptionError for anything but two."""
+    start, comma, end = text.partition(",")
+    if not comma or "," in end or not start or not end:
+        raise OptionError(f"--thinking-token-ids {text!r}: must be START,END, such as 5,6 or <think>,</think>")
+    return _mark(start), _mark(end)
+
+
+def _mark(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
 
 
 def takes_engine(command: Callable[..., None]) -> Callable[..., None]:

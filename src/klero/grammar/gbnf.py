@@ -6,8 +6,10 @@ them; the others are rules of an Earley parser over such expressions, which take
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, NoReturn
 
 RULE = re.compile(r"(?m)^[ \t]*[\w-]+[ \t]*::=")
@@ -22,6 +24,7 @@ TOKEN = re.compile(
     re.DOTALL,
 )
 MAX_PASSES = 64
+MAX_DEPTH = 24
 
 
 class Token(NamedTuple):
@@ -46,9 +49,11 @@ def lark_of_gbnf(text: str) -> str:
         raise ValueError("no rule is called root")
     uses = {name: {token.text for token in body if token.kind == "name"} for name, body in rules.items()}
     for name, used in uses.items():
-        if missing := sorted(used - rules.keys()):
+        if missing := sorted(other for other in used if other not in rules):
             raise ValueError(f"the rule {missing[0]!r}, which {name!r} uses, is missing")
-    flat = _flat(uses)
+    if endless := sorted(rules.keys() - _least(lambda name, met: _has_end(rules[name], met), rules)):
+        raise ValueError(f"the rule {endless[0]!r} has no end: each of its texts contains another of it")
+    flat = _least(lambda name, met: uses[name] <= met, rules)
     number = {name: index for index, name in enumerate(rules)}
     called = {name: f"{'T' if name in flat else 'r'}{number[name]}" for name in rules}
     lines = [f"start: {called['root']}"]
@@ -93,6 +98,8 @@ def _rules(tokens: list[Token]) -> dict[str, list[Token]]:
         if body is None or (before.kind == "line" and token.text != "|"):
             _wrong(token)
         depth += (token.text == "(") - (token.text == ")")
+        if depth > MAX_DEPTH:
+            raise ValueError(f"line {token.line}: groups may be nested {MAX_DEPTH} deep; give the inner ones a rule")
         if depth < 0 or (token.kind == "count" and (before.kind in ("line", "count", "define") or before.text in "(|")):
             _wrong(token)
         body.append(token)
@@ -106,19 +113,41 @@ def _wrong(token: Token) -> NoReturn:
     raise ValueError(f"line {token.line}: {token.text!r:.40} may not stand here")
 
 
-def _flat(uses: dict[str, set[str]]) -> set[str]:
-    """The rules that lead to no recursion."""
-    flat: set[str] = set()
-    left = dict(uses)
-    for number in range(MAX_PASSES):
-        names = list(left) if number % 2 else list(reversed(left))
-        for name in names:
-            if left[name] <= flat:
-                flat.add(name)
-                del left[name]
-        if len(left) == len(names):
+def _least(holds: Callable[[str, set[str]], bool], rules: Iterable[str]) -> set[str]:
+    """The least set of rules that holds for each that it holds for, given the others."""
+    found: set[str] = set()
+    left = list(rules)
+    for _ in range(MAX_PASSES):
+        left.reverse()  # a chain of rules is short in one of the orders
+        for name in left:
+            if holds(name, found):
+                found.add(name)
+        more = [name for name in left if name not in found]
+        if len(more) == len(left):
             break
-    return flat
+        left = more
+    return found
+
+
+def _has_end(body: list[Token], met: set[str]) -> bool:
+    """Whether a body has a text if the rules in `met` have."""
+    stack: list[list[bool]] = [[False, True]]  # of each open group: an alternative before has one; this one, so far
+    for token, after in itertools.pairwise([*body, Token("line", "", 0)]):
+        if token.text == "(" and token.kind == "sign":
+            stack.append([False, True])
+            continue
+        if token.text == "|" and token.kind == "sign":
+            stack[-1] = [stack[-1][0] or stack[-1][1], True]
+            continue
+        if token.kind == "count":
+            continue
+        last = token.kind != "name" or token.text in met
+        if token.text == ")" and token.kind == "sign":
+            before, here = stack.pop()
+            last = before or here
+        none_needed = after.kind == "count" and (after.text in "*?" or re.match(r"\{\s*0+\s*[,}]", after.text))
+        stack[-1][1] = stack[-1][1] and (last or bool(none_needed))
+    return stack[0][0] or stack[0][1]
 
 
 def _body(body: list[Token], called: dict[str, str]) -> str:

@@ -6,12 +6,13 @@ import importlib
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from klero.errors import GrammarError, MissingExtra
+from klero.grammar.deep import on_large_stack
 from klero.grammar.ends import EndedMatcher, bytes_of_tokens
 from klero.grammar.lark import lark_of, refused
 from klero.grammar.protocol import Matcher, TokenText
@@ -19,54 +20,46 @@ from klero.grammar.source import Source
 
 I32 = npt.NDArray[np.int32]
 
-MAX_START_FUEL = 500_000
-MAX_STEP_FUEL = 200_000
-MAX_STEP_ITEMS = 50_000
-MAX_LEXER_STATES = 20_000
-MAX_GRAMMAR_SIZE = 250_000
-MAX_ROW_ITEMS = 10_000
 MAX_REASON = 300
+STACK_BYTES = 2**28
+"""Of the thread that compiles: llguidance follows references by recursion, and a process that runs out of stack dies.
+What is not touched takes no memory."""
+
+
+class Limits(NamedTuple):
+    """What a grammar may cost, in llguidance's own measures.
+
+    start_fuel, step_fuel: work of the lexer while a grammar is compiled and while one mask is made, 50 and 14 units a
+    microsecond. lexer_states: what a lexer remembers, 1 to 2 KiB each. size: symbols of a grammar. step_items: items
+    of the parser for one mask. row_items: the same for one byte, which bounds how ambiguous a text may be; a grammar
+    that a user wrote can make them grow with every token, a schema cannot.
+    """
+
+    start_fuel: int = 500_000
+    step_fuel: int = 200_000
+    lexer_states: int = 20_000
+    size: int = 250_000
+    step_items: int = 50_000
+    row_items: int = 10_000
+    row_items_of_grammar: int = 500
 
 
 class LLGuidance:
     """Compile grammars, and fill masks of num_tokens ids on num_threads threads.
 
     text: the bytes of the ids below num_tokens. Special tokens match no text, and are allowed only where a Lark
-    grammar names them; ids without text are never allowed. MissingExtra without llguidance.
-
-    The limits are llguidance's own measures of work and size: fuel of the lexer while a grammar is compiled and while
-    one mask is made (about 14 and 50 units a microsecond), items of the parser for one mask, states of the lexer of
-    one matcher (1 to 2 KiB each), symbols of a grammar. A grammar beyond them is a GrammarError, when it is compiled
-    or at the token where it gets there.
+    grammar names them; ids without text are never allowed. A grammar beyond the limits is a GrammarError, when it is
+    compiled or at the token where it gets there. MissingExtra without llguidance.
     """
 
-    def __init__(
-        self,
-        text: TokenText,
-        num_tokens: int,
-        num_threads: int = 1,
-        *,
-        max_start_fuel: int = MAX_START_FUEL,
-        max_step_fuel: int = MAX_STEP_FUEL,
-        max_step_items: int = MAX_STEP_ITEMS,
-        max_lexer_states: int = MAX_LEXER_STATES,
-        max_grammar_size: int = MAX_GRAMMAR_SIZE,
-    ) -> None:
+    def __init__(self, text: TokenText, num_tokens: int, num_threads: int = 1, *, limits: Limits | None = None) -> None:
         self.num_tokens = num_tokens
         self._library = _library()
         tokens, special = bytes_of_tokens(text, num_tokens)
         self._has_text = [bool(data) for data in tokens]
         wrapped = self._library.TokenizerWrapper(_Tokens(tokens, special))
         self._tokenizer = self._library.LLTokenizer(wrapped)
-        self._limits = self._library.LLParserLimits(
-            max_items_in_row=min(MAX_ROW_ITEMS, max_step_items),
-            initial_lexer_fuel=max_start_fuel,
-            step_lexer_fuel=max_step_fuel,
-            step_max_items=max_step_items,
-            max_lexer_states=max_lexer_states,
-            max_grammar_size=max_grammar_size,
-            verbose_errors=False,
-        )
+        self._limits = Limits() if limits is None else limits
         self._executor = self._library.LLExecutor(num_threads)
 
     def compile(self, source: Source) -> LLGrammar:
@@ -108,12 +101,28 @@ class LLGuidance:
 
     def started(self, source: Source, grammar: str) -> Any:
         """A matcher of llguidance's own, at the beginning; GrammarError for a grammar that it does not take."""
-        made = self._library.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        limits = self._limits_of(source)
+        made = on_large_stack(
+            lambda: self._library.LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits), STACK_BYTES
+        )
         if made.is_error():
             raise refused(source, f"is not a grammar that can be followed: {_reason(made)}")
         if warnings := made.get_grammar_warnings():
             raise refused(source, f"is not held in full: {'; '.join(warnings)}")
         return made
+
+    def _limits_of(self, source: Source) -> Any:
+        asked = self._limits
+        row_items = asked.row_items_of_grammar if source.kind == "grammar" else asked.row_items
+        return self._library.LLParserLimits(
+            max_items_in_row=row_items,
+            initial_lexer_fuel=asked.start_fuel,
+            step_lexer_fuel=asked.step_fuel,
+            step_max_items=asked.step_items,
+            max_lexer_states=asked.lexer_states,
+            max_grammar_size=asked.size,
+            verbose_errors=False,
+        )
 
     def has_text(self, token_id: int) -> bool:
         """Whether an id has text, or a name. llguidance takes one without anywhere, as it changes nothing."""
@@ -193,12 +202,17 @@ class LLMatcher(EndedMatcher):
             self._begin_anew()
 
     def _ask(self, question: Callable[[], Any]) -> Any:
-        """Ask llguidance. Where it fails, which may be for the states that all who share its lexer have made, ask again
-        with a lexer that has seen this text only; GrammarError if that fails too."""
+        """Ask llguidance; GrammarError where it fails.
+
+        Where it fails for the many states that the lexer made, which is one for all texts of a grammar, it is asked
+        again with a lexer that has seen this text only.
+        """
         if not self.inner.is_error():
             answer = question()
             if not self.inner.is_error():
                 return answer
+        if "too many states" not in self.inner.get_error():
+            raise self._grammar.failed(self.inner)
         self._begin_anew()
         answer = question()
         self._check()

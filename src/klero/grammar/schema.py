@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NoReturn
 from urllib.parse import unquote
@@ -30,8 +31,13 @@ ANNOTATIONS = {
 
 UNSAYABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
+SPACES = r"\t\n\x0b\x0c\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+OTHER_SPACES = r"\x1c-\x1f\x85\ufeff"
+"""What \\s means to ECMA 262 and to everyone else, and what it means to some."""
+
 MAX_COUNT = 4096
 MAX_LENGTH = 32_768
+MAX_MULTIPLE = 20_000
 MAX_PASSES = 64
 
 YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
@@ -110,6 +116,10 @@ class _Schema:
             for plain in _plain(value):
                 if isinstance(plain, int) and abs(plain) > 2**53:
                     self._refuse(at, f"{plain!r:.40} is beyond the integers that can be told apart, 2**53")
+                if key == "multipleOf" and _num_remainders(plain) > MAX_MULTIPLE:
+                    self._refuse(
+                        at, f"its digits may be {MAX_MULTIPLE} at most, apart from zeros and the decimal point"
+                    )
                 if isinstance(plain, str) and UNSAYABLE.search(plain):
                     self._refuse(at, f"{plain!r:.40} has a control character, which JSON says by its number only")
         elif key == "format" and value not in FORMATS and value not in PATTERNS:
@@ -126,7 +136,7 @@ class _Schema:
                 piece = r"[^\n\r\u2028\u2029]"
             elif piece.startswith("[") and re.search(r"(?<!^)\[|&&|--|~~", piece):
                 self._refuse(at, f"the set {piece!r:.40} has more than one meaning; escape '[', '&', '-' and '~' in it")
-            made.append(piece)
+            made.append(_spaces(piece))
         return "".join(made)
 
     def _check_properties(self, schema: dict[str, Any], at: str) -> None:
@@ -137,6 +147,25 @@ class _Schema:
 
     def _refuse(self, at: str, rule: str) -> NoReturn:
         raise GrammarError([Fault(self._source.field, self._source.text, f"{at}: {rule}")])
+
+
+def _spaces(piece: str) -> str:
+    """A piece of a pattern with its \\s and \\S written out, so that no two readers of it differ."""
+    if piece in (r"\s", r"\S"):
+        return f"[{SPACES}]" if piece == r"\s" else f"[^{SPACES}{OTHER_SPACES}]"
+    if not piece.startswith("["):
+        return piece
+    few, many = (SPACES, SPACES + OTHER_SPACES)[:: -1 if piece.startswith("[^") else 1]
+    return re.sub(
+        r"\\.", lambda found: {r"\s": few, r"\S": f"[^{many}]"}.get(found[0], found[0]), piece, flags=re.DOTALL
+    )
+
+
+def _num_remainders(number: Any) -> int:
+    """The significant digits of a number, as an integer: how many states tell its multiples apart."""
+    if not isinstance(number, int | float):
+        return 0
+    return int("".join(map(str, Decimal(str(number)).normalize().as_tuple().digits)))
 
 
 def _plain(value: Any) -> Iterator[Any]:
@@ -190,12 +219,16 @@ def _endless(root: Any) -> set[str]:
         if "$id" in schema and schema is not root:
             return set()
     targets = {ref: _target(root, ref) for ref in places}
-    endless = {ref for ref, target in targets.items() if target is not None}
-    for number in range(MAX_PASSES):
-        order = sorted(endless, reverse=bool(number % 2))  # a chain of references is short in one of the orders
-        met = [ref for ref in order if _met(targets[ref], endless) and not endless.discard(ref)]
-        if not met:
+    left = [ref for ref, target in targets.items() if target is not None]
+    endless = set(left)
+    for _ in range(MAX_PASSES):
+        left.reverse()  # a chain of references is short in one of the orders
+        for ref in left:
+            if _met(targets[ref], endless):
+                endless.discard(ref)
+        if len(endless) == len(left):
             return endless
+        left = [ref for ref in left if ref in endless]
     return set()
 
 

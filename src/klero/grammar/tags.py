@@ -36,9 +36,9 @@ def lark_of_tags(tag: dict[str, Any], rule_of_schema: Callable[[Any], str]) -> s
 def check_tags(tag: dict[str, Any]) -> None:
     """Raise ValueError for triggers and begins that do not fit each other."""
     structures, triggers = tag["structures"], tag["triggers"]
+    if "" in triggers:
+        raise ValueError("a trigger is empty, and would begin a structure everywhere")
     for trigger in triggers:
-        if not trigger:
-            raise ValueError("a trigger is empty, and would begin a structure everywhere")
         if not any(item["begin"].startswith(trigger) for item in structures):
             raise ValueError(f"no structure begins with the trigger {trigger!r:.40}, so that no text could follow it")
         inside = next((other for other in triggers if other != trigger and other in trigger), None)

@@ -30,7 +30,7 @@ OF_TYPE = {
     "object": {"properties", "required", "additionalProperties"},
 }  # fmt: skip
 """The keywords that xgrammar holds beside each type."""
-PYTHON = {
+PYTHON: dict[str, Any] = {
     "null": type(None), "boolean": bool, "integer": int, "number": (int, float), "string": str, "array": list,
     "object": dict,
 }  # fmt: skip

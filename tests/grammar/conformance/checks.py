@@ -7,6 +7,7 @@ invalid one if the grammar takes it in none.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 from tests.grammar.walks import BYTES, END, NUM_BYTES, reads
 
+from klero.engine.guides import BACKENDS
 from klero.errors import ParameterError
 from klero.params import SamplingParams
 
@@ -64,12 +66,12 @@ def _text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def compiled(backend: Any, schema: Any) -> Any:
+def compiled(backend: Any, schema: Any, **fields: Any) -> Any:
     """The grammar of a schema, or Refused."""
     from klero.grammar.source import source_of
 
     try:
-        return backend.compile(source_of(SamplingParams(json=schema)))
+        return backend.compile(source_of(SamplingParams(json=schema, **fields)))
     except ParameterError as error:
         return Refused(error.rule)
 
@@ -79,29 +81,51 @@ def bytes_of_text(text: str) -> list[int]:
     return list(text.encode(errors="surrogatepass"))
 
 
-def takes(
-    grammar: Any,
-    text: str,
-    tokens: Callable[[str], Sequence[int]] = bytes_of_text,
-    num_tokens: int = NUM_BYTES,
-    end_id: int = END,
-) -> bool:
+class Vocabulary(NamedTuple):
+    """How texts become tokens."""
+
+    tokens: Callable[[str], Sequence[int]] = bytes_of_text
+    num_tokens: int = NUM_BYTES
+    end_id: int = END
+
+
+IN_BYTES = Vocabulary()
+
+
+def takes(grammar: Any, text: str, vocabulary: Vocabulary = IN_BYTES) -> bool:
     """Whether a grammar takes a text to its end."""
-    return reads(grammar.matcher((end_id,)), tokens(text), num_tokens, end_id)
+    matcher = grammar.matcher((vocabulary.end_id,))
+    return reads(matcher, vocabulary.tokens(text), vocabulary.num_tokens, vocabulary.end_id)
 
 
-def verdict(grammar: Any, instance: Any, valid: bool, **vocabulary: Any) -> Verdict:
+def verdict(grammar: Any, instance: Any, valid: bool, vocabulary: Vocabulary = IN_BYTES) -> Verdict:
     """What a grammar, or Refused, makes of an instance."""
     if isinstance(grammar, Refused):
         return Verdict.REFUSED
-    taken = any(takes(grammar, text, **vocabulary) for text in itertools.islice(orders(instance), MAX_ORDERS))
+    taken = any(takes(grammar, text, vocabulary) for text in itertools.islice(orders(instance), MAX_ORDERS))
     if taken == valid:
         return Verdict.RIGHT
     return Verdict.NARROW if valid else Verdict.WIDE
 
 
-def byte_backend() -> Any:
-    """The backend over the vocabulary of bytes."""
+def byte_backend(name: str = "llguidance") -> Any:
+    """A backend over the vocabulary of bytes; the name is that of `LLM(grammar_backend=...)`."""
+    return getattr(importlib.import_module(f"klero.grammar.{name}"), BACKENDS[name])(BYTES, NUM_BYTES)
+
+
+def smollm2_backend() -> tuple[Any, Vocabulary]:
+    """The backend over the vocabulary of SmolLM2, and that vocabulary."""
+    from transformers import AutoTokenizer
+
+    from klero.engine.models.smollm2 import converted_directory
+    from klero.finish import TokenBytes
     from klero.grammar.llguidance import LLGuidance
 
-    return LLGuidance(BYTES, NUM_BYTES)
+    tokenizer = AutoTokenizer.from_pretrained(converted_directory())
+    num_tokens = len(tokenizer)
+
+    def tokens(text: str) -> Sequence[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    vocabulary = Vocabulary(tokens, num_tokens, tokenizer.eos_token_id)
+    return LLGuidance(TokenBytes(tokenizer), num_tokens), vocabulary

@@ -41,6 +41,8 @@ OWN = [
     Own("maximum", {"maximum": 5}, ("5", '"long text"', "{}"), ("6", "1e1")),
     Own("exclusiveMinimum", {"type": "integer", "exclusiveMinimum": 0}, ("1", "10"), ("0", "-0", "-1")),
     Own("exclusiveMaximum", {"type": "integer", "exclusiveMaximum": 10}, ("9", "-10"), ("10", "11")),
+    Own("exclusiveMaximum", {"type": "number", "exclusiveMaximum": 1}, ("0.5", "-3"), ("1", "1.0", f"0.{'9' * 20}")),
+    Own("exclusiveMinimum", {"type": "number", "exclusiveMinimum": 0}, ("0.5", "3"), ("0", "0.0", f"0.{'0' * 400}1")),
     Own("multipleOf", {"type": "integer", "multipleOf": 3}, ("0", "9", "-3", "300"), ("1", "10", "3.0")),
     Own("multipleOf", {"type": "number", "multipleOf": 0.5}, ("0.5", "2", "1.5"), ("0.25", "1.7")),
     Own("minLength", {"type": "string", "minLength": 2}, ('"ab"', '"éé"', r'"\n\""'), ('"a"', '"é"', '"👍"', r'"\n"')),

@@ -2,6 +2,7 @@
 
     python -m tests.grammar.conformance.run             fetch the suite, run it, write results.json and the tables
     python -m tests.grammar.conformance.run --tables    write the tables anew from results.json
+    python -m tests.grammar.conformance.run --backend xgrammar      run it there, say what came out, write nothing
 
 The suite comes in the sources of the package jsonschema. An instance is checked token by token; after that, texts are
 written at random through the masks of each schema, and the package jsonschema says whether they are valid. It reads
@@ -23,10 +24,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.grammar.conformance.checks import Case, Refused, Verdict, byte_backend, compiled, verdict
+from tests.grammar.conformance.checks import Case, Refused, Verdict, byte_backend, compiled, smollm2_backend, verdict
 from tests.grammar.conformance.judge import judged
-from tests.grammar.conformance.tables import NARROW, RESULTS, WHOLE, reason_of_rule, text_of, write_tables
+from tests.grammar.conformance.tables import NARROW, RESULTS, WHOLE, reason_of_rule, summary, text_of, write_tables
 from tests.grammar.walks import fragments, write
+
+from klero.engine.guides import BACKENDS
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = "json/tests/draft2020-12/"
@@ -65,9 +68,9 @@ def written(grammar: Any, group: list[Case]) -> Iterator[tuple[str, bool | None]
             yield text.decode(), judged(schema, text.decode())
 
 
-def run(suite: Path, name: str) -> dict[str, Any]:
+def run(suite: Path, name: str, library: str) -> dict[str, Any]:
     """All results, as results.json has them."""
-    backend = byte_backend()
+    backend = byte_backend(library)
     features: dict[str, Counter[str]] = {}
     refused: Counter[str] = Counter()
     texts: Counter[str] = Counter(schemas=0, texts=0, unjudged=0)
@@ -94,14 +97,32 @@ def run(suite: Path, name: str) -> dict[str, Any]:
                 written_wrong.append([feature, schema_name, text])
     return {
         "suite": name,
-        "backend": f"llguidance {importlib.metadata.version('llguidance')}",
+        "backend": f"{library} {importlib.metadata.version(library)}",
         "written": dict(texts),
+        "smollm2": with_smollm2(suite, backend) if library == "llguidance" else {"cases": 0, "different": []},
         "features": {key: dict(sorted(counts.items())) for key, counts in sorted(features.items())},
         "refused": refused.most_common(),
         "narrow": narrow,
         "wide": wide,
         "written_wrong": written_wrong,
     }
+
+
+def with_smollm2(suite: Path, byte_backend: Any) -> dict[str, Any]:
+    """Whether other tokens than bytes change a verdict, of the features that are not optional."""
+    backend, vocabulary = smollm2_backend()
+    num_cases, different = 0, []
+    for group in cases(suite):
+        grammar = compiled(backend, group[0].schema)
+        if group[0].feature.startswith("optional") or isinstance(grammar, Refused):
+            continue
+        of_bytes = compiled(byte_backend, group[0].schema)
+        for case in group:
+            num_cases += 1
+            found = verdict(grammar, case.instance, case.valid, vocabulary)
+            if found != verdict(of_bytes, case.instance, case.valid):
+                different.append([case.feature, case.schema_name, case.name, found])
+    return {"cases": num_cases, "different": different}
 
 
 def why_narrow(grammar: Any, case: Case) -> str:
@@ -123,13 +144,18 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.grammar.conformance.run", description=about)
     parser.add_argument("--tables", action="store_true", help="write the tables anew from results.json")
     parser.add_argument("--suite", type=Path, help="the folder draft2020-12 of the suite, instead of fetching it")
+    parser.add_argument("--backend", default="llguidance", choices=list(BACKENDS))
     asked = parser.parse_args(arguments)
-    if not asked.tables:
+    if asked.tables:
+        results = json.loads(RESULTS.read_text())
+    else:
         with tempfile.TemporaryDirectory() as folder:
             name, suite = ("a folder", asked.suite) if asked.suite else fetched(Path(folder))
-            RESULTS.write_text(text_of(run(suite, name)))
-    results = json.loads(RESULTS.read_text())
-    write_tables(results)
+            results = run(suite, name, asked.backend)
+    print(summary(results))
+    if asked.backend == "llguidance":
+        RESULTS.write_text(text_of(results))
+        write_tables(results)
     wrong = results["wide"] + results["written_wrong"]
     for entry in wrong:
         print("wrong:", *entry)

@@ -24,7 +24,7 @@ REFUSALS = (
     (r"control character", "a control character in `const` or `enum`"),
     (r"must be an integer between", "a count written as 2.0"),
     (r"not disjoint", "`patternProperties` that overlap"),
-    (r"regex parse error|lookaround|the set ", "a pattern that has another meaning, or is not regular"),
+    (r"regex parse error|lookaround|the set |escape sequence", "a pattern that has another meaning, or is not regular"),
 )
 """What an error says, and what it is called in the table."""
 
@@ -57,20 +57,25 @@ def totals(results: dict[str, Any]) -> Counter[str]:
     return counts
 
 
-def tables(results: dict[str, Any]) -> str:
-    """The tables, in Markdown."""
-    features, all_of_them, written = results["features"], totals(results), results["written"]
-    refused = [name for name, counts in features.items() if counts.keys() == {"refused"}]
-    lines = [
-        f"{results['suite']} (draft 2020-12), {results['backend']}. {all_of_them.total():,} cases: "
-        f"{all_of_them['right']:,} right, {all_of_them['refused']:,} refused, {all_of_them['narrow']:,} too narrow, "
-        f"{all_of_them['wide']:,} wrong. {written['texts']:,} texts were written at random through the masks of the "
+def summary(results: dict[str, Any]) -> str:
+    """What came out, in a few sentences."""
+    counts, written, smollm2 = totals(results), results["written"], results["smollm2"]
+    return (
+        f"{results['suite']} (draft 2020-12), {results['backend']}. {counts.total():,} cases: "
+        f"{counts['right']:,} right, {counts['refused']:,} refused, {counts['narrow']:,} too narrow, "
+        f"{counts['wide']:,} wrong. {written['texts']:,} texts were written at random through the masks of the "
         f"{written['schemas']:,} schemas that were not refused: {len(results['written_wrong']):,} wrong, "
-        f"{written['unjudged']:,} that `jsonschema` could not judge.",
-        "",
-        "| feature | cases | right | refused | too narrow | wrong |",
-        "|---|---|---|---|---|---|",
-    ]
+        f"{written['unjudged']:,} that the package `jsonschema` could not judge. {smollm2['cases']:,} cases that are "
+        f"not optional were checked with SmolLM2's tokens too: {len(smollm2['different']):,} verdicts differ."
+    )
+
+
+def tables(results: dict[str, Any]) -> str:
+    """The summary and the tables, in Markdown."""
+    features = results["features"]
+    refused = [name for name, counts in features.items() if counts.keys() == {"refused"}]
+    head = ["| feature | cases | right | refused | too narrow | wrong |", "|---|---|---|---|---|---|"]
+    lines = [summary(results), "", *head]
     for name, counts in features.items():
         if name not in refused:
             cells = (str(counts.get(verdict, 0)) for verdict in VERDICTS)
