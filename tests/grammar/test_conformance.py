@@ -116,6 +116,18 @@ def test_what_random_schemas_let_through_is_valid(backend):
     assert sum(write_and_judge(backend, seed, 4) for seed in range(150)) > 200
 
 
+def test_xgrammar_takes_nothing_that_is_invalid():
+    """It refuses more, and writes characters in more ways."""
+    pytest.importorskip("xgrammar")
+    backend = byte_backend("xgrammar")
+    for own in OWN:
+        grammar = compiled(backend, own.schema)
+        wrong = [text for text in own.invalid if judged(own.schema, text) is not True]
+        if not isinstance(grammar, Refused):
+            assert [text for text in wrong if takes(grammar, text)] == [], own.keyword
+    assert sum(write_and_judge(backend, 3 * seed, 8) for seed in range(200)) > 50
+
+
 @pytest.mark.deep
 def test_what_many_random_schemas_let_through_is_valid(backend):
     assert sum(write_and_judge(backend, seed, 12) for seed in range(1000, 4000)) > 10_000

@@ -75,7 +75,7 @@ def test_an_answer_is_the_same_alone(smollm2):
     others = [SamplingParams(temperature=1.0, seed=1, max_tokens=9), SamplingParams(json=True, seed=2, max_tokens=14)]
     (alone,) = smollm2.generate(PROMPT, one)
     among = smollm2.generate([PROMPT] * 3, [others[0], one, others[1]])[1]
-    assert alone.reproducible
+    assert alone.outputs[0].reproducible
     assert among.outputs[0].token_ids == alone.outputs[0].token_ids
 
 

@@ -70,7 +70,10 @@ class Guides:
         if source is None and budget is None:
             return None
         if budget is not None and self._marks is None:
-            rule = "needs the marks of thinking, and the model's template has none; give LLM(thinking_token_ids=...)"
+            rule = (
+                "needs the marks of thinking, and the model's template has none; give LLM(thinking_token_ids=...), or "
+                "--thinking-token-ids"
+            )
             raise ParameterError([Fault("thinking_token_budget", budget, rule)])
         if source is not None and not self._has_text:
             raise GrammarError([Fault(source.kind, source.text, "is about text; give LLM(tokenizer=...)")])

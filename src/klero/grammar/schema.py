@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from fractions import Fraction
 from typing import Any, NoReturn
 from urllib.parse import unquote
@@ -31,6 +31,9 @@ ANNOTATIONS = {
 
 UNSAYABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
+PIECE = re.compile(r"\\[pP]\{[^}]*\}|\\[xu]\{[^}]*\}|\\x..|\\u....|\\.|\[(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+"""What a pattern is made of: escapes, sets, and single characters."""
+CATEGORY = re.compile(r"\\[pP](?:[LMNPSZ]|\{[LMNPSZ][a-z]?\})")
 SPACES = r"\t\n\x0b\x0c\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 OTHER_SPACES = r"\x1c-\x1f\x85\ufeff"
 """What \\s means to ECMA 262 and to everyone else, and what it means to some."""
@@ -39,6 +42,7 @@ MAX_COUNT = 4096
 MAX_LENGTH = 32_768
 MAX_MULTIPLE = 20_000
 MAX_PASSES = 64
+NUM_DIGITS = 15
 
 YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
@@ -87,7 +91,7 @@ class _Schema:
         self._check_properties(made, at)
         if _no_number(made):
             return False
-        return _with_pattern(made)
+        return _with_pattern(made if made.get("type") == "integer" else _with_closed_bounds(made))
 
     def _value(self, key: str, value: Any, at: str) -> Any:
         if key in OF_NAMES:
@@ -116,6 +120,12 @@ class _Schema:
             for plain in _plain(value):
                 if isinstance(plain, int) and abs(plain) > 2**53:
                     self._refuse(at, f"{plain!r:.40} is beyond the integers that can be told apart, 2**53")
+                if (
+                    isinstance(plain, float)
+                    and _rounded(plain, ROUND_FLOOR, False) != plain
+                    and key in ("const", "enum")
+                ):
+                    self._refuse(at, f"{plain!r:.40} has more than {NUM_DIGITS} digits, which cannot be told apart")
                 if key == "multipleOf" and _num_remainders(plain) > MAX_MULTIPLE:
                     self._refuse(
                         at, f"its digits may be {MAX_MULTIPLE} at most, apart from zeros and the decimal point"
@@ -130,14 +140,20 @@ class _Schema:
         """A pattern of ECMA 262 in the words of Rust's regex."""
         if not isinstance(value, str):
             self._refuse(at, "must be a regular expression")
-        made = []
-        for piece in re.findall(r"\\.|\[(?:\\.|[^\]\\])*\]|.", value, re.DOTALL):
-            if piece == ".":
-                piece = r"[^\n\r\u2028\u2029]"
-            elif piece.startswith("[") and re.search(r"(?<!^)\[|&&|--|~~", piece):
+        pieces = PIECE.findall(value)
+        for piece in pieces:
+            inside = piece[1:-1] if piece.startswith("[") else piece
+            if piece.startswith("[") and re.search(r"(?<!^)\[|&&|--|~~", piece):
                 self._refuse(at, f"the set {piece!r:.40} has more than one meaning; escape '[', '&', '-' and '~' in it")
-            made.append(_spaces(piece))
-        return "".join(made)
+            if any(not CATEGORY.fullmatch(name) for name in re.findall(r"\\[pP](?:\{[^}]*\}|.)", inside)):
+                self._refuse(at, f"{piece!r:.40} can be held for the categories L, M, N, P, S and Z only")
+            if re.search(r"\x00|\\(?:0|x0|u00[01]|c|[xu]\{0*[01]?.?\})", inside) and not piece.startswith("[^"):
+                self._refuse(at, f"{piece!r:.40} names control characters, which JSON says by their numbers only")
+        if flags := re.search(r"\(\?[^:=!<P]", "".join(piece for piece in pieces if len(piece) == 1)):
+            self._refuse(
+                at, f"flags as in {flags[0]!r} are not those of a schema's patterns; write both letters in sets"
+            )
+        return "".join(_written(piece) for piece in pieces)
 
     def _check_properties(self, schema: dict[str, Any], at: str) -> None:
         """Names that are not listed may come twice, and are counted each time."""
@@ -149,16 +165,25 @@ class _Schema:
         raise GrammarError([Fault(self._source.field, self._source.text, f"{at}: {rule}")])
 
 
-def _spaces(piece: str) -> str:
-    """A piece of a pattern with its \\s and \\S written out, so that no two readers of it differ."""
+def _written(piece: str) -> str:
+    """A piece of a pattern: a set, an escape or a character, so that no two readers of it differ.
+
+    A set that leaves out less is written without the character 0: llguidance lets a set with all control characters
+    match an escaped quote and backslash, in it or not.
+    """
+    if piece == ".":
+        return r"[^\n\r\u2028\u2029]"
     if piece in (r"\s", r"\S"):
         return f"[{SPACES}]" if piece == r"\s" else f"[^{SPACES}{OTHER_SPACES}]"
+    if re.match(r"\\P", piece):
+        return rf"[^\p{piece[2:]}\x00]"
     if not piece.startswith("["):
         return piece
-    few, many = (SPACES, SPACES + OTHER_SPACES)[:: -1 if piece.startswith("[^") else 1]
-    return re.sub(
-        r"\\.", lambda found: {r"\s": few, r"\S": f"[^{many}]"}.get(found[0], found[0]), piece, flags=re.DOTALL
-    )
+    few, many = SPACES, SPACES + OTHER_SPACES
+    if piece.startswith("[^"):
+        few, many, piece = many, few, rf"{piece[:-1]}\x00]"
+    written = {r"\s": few, r"\S": f"[^{many}]"}
+    return re.sub(r"\\.", lambda found: written.get(found[0], found[0]), piece, flags=re.DOTALL)
 
 
 def _num_remainders(number: Any) -> int:
@@ -194,6 +219,37 @@ def _no_number(schema: dict[str, Any]) -> bool:
         return False
     first, last = math.ceil(least / step), math.floor(most / step)
     return first + (first * step == above) > last - (last * step == below)
+
+
+def _with_closed_bounds(schema: dict[str, Any]) -> dict[str, Any]:
+    """Say bounds of numbers in few digits, and open ones by the next such number, inwards."""
+    made = dict(schema)
+    for closed, opened, rounding, inner in (
+        ("minimum", "exclusiveMinimum", ROUND_CEILING, max), ("maximum", "exclusiveMaximum", ROUND_FLOOR, min),
+    ):  # fmt: skip
+        bound, beyond = made.pop(closed, None), made.pop(opened, None)
+        if isinstance(beyond, bool):  # as in draft 4
+            bound, beyond = (None, bound) if beyond else (bound, None)
+        found = [_rounded(bound, rounding, False)] if _is_number(bound) else []
+        found += [_rounded(beyond, rounding, True)] if _is_number(beyond) else []
+        if found:
+            made[closed] = inner(found)
+    return made
+
+
+def _rounded(bound: float, rounding: str, is_open: bool) -> float:
+    """The outermost number of few digits within a bound: llguidance rounds the others outwards, and a reader rounds
+    one with more digits to the bound itself."""
+    exact = Decimal(str(bound))
+    step = Decimal(1).scaleb(max(exact.adjusted() - NUM_DIGITS + 1, -NUM_DIGITS))
+    found = exact.quantize(step, rounding)
+    if is_open and found == exact:
+        found += step if rounding == ROUND_CEILING else -step
+    return int(found) if isinstance(bound, int) and not is_open else float(found)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _with_pattern(schema: dict[str, Any]) -> dict[str, Any]:

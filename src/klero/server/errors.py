@@ -1,0 +1,129 @@
+"""What a client is told when something is wrong: OpenAI's error object, and which exception comes to which."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from klero.errors import Fault, KleroError, ParameterError, QueueFullError, RequestError
+
+RETRY_AFTER = "1"
+INVALID, SERVER = "invalid_request_error", "server_error"
+NO_NAMES: Mapping[str, str] = {}
+_ENGINE_NAME = re.compile(r"^request-[0-9a-f]+-[0-9]+: ")  # what AsyncLLM calls a request, which the client never said
+
+
+class ApiError(Exception):
+    """An answer that is an error. status: of HTTP. param: the field at fault. code: for programs. headers: to send.
+
+    detail: what the server's own log may say of it, and the client is not told.
+    """
+
+    def __init__(
+        self, status: int, message: str, kind: str = INVALID, param: str | None = None, code: str | None = None,
+        headers: Mapping[str, str] | None = None, detail: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.status, self.message, self.type, self.param, self.code = status, message, kind, param, code
+        self.headers, self.detail = dict(headers or {}), detail
+
+    def body(self) -> dict[str, Any]:
+        """The object as OpenAI's clients read it."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: the request breaks a rule."""
+    return ApiError(400, message, INVALID, param, code)
+
+
+def refusal_of(faults: Iterable[Fault], names: Mapping[str, str] = NO_NAMES) -> ApiError:
+    """400 that tells every fault, by the names that the body has for the fields; param is the first's."""
+    told = [Fault(names.get(fault.field, fault.field), fault.value, fault.rule) for fault in faults]
+    return bad_request("; ".join(dict.fromkeys(str(fault) for fault in told)), told[0].field)
+
+
+def unauthorized() -> ApiError:
+    """401: no key, or a wrong one."""
+    message = "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'"
+    return ApiError(401, message, INVALID, None, "invalid_api_key", {"WWW-Authenticate": "Bearer"})
+
+
+def model_not_found(name: str) -> ApiError:
+    """404: another model than the one that is served."""
+    return ApiError(404, f"model={name!r:.80}: is not served here; GET /v1/models lists what is", INVALID, "model",
+                    "model_not_found")  # fmt: skip
+
+
+def not_found() -> ApiError:
+    """404: no such path."""
+    return ApiError(404, "there is nothing at this path; /openapi.json lists what there is", INVALID, None, "not_found")
+
+
+def method_not_allowed(allow: str) -> ApiError:
+    """405. allow: the methods that the path takes, as its header says them."""
+    return ApiError(405, f"this path takes {allow}", INVALID, None, "method_not_allowed", {"Allow": allow})
+
+
+def too_large(limit: int) -> ApiError:
+    """413. limit: of a body, in bytes."""
+    return ApiError(413, f"the body is larger than {limit} bytes; ask for less in one request", INVALID, None,
+                    "body_too_large")  # fmt: skip
+
+
+def queue_full() -> ApiError:
+    """429: as many requests wait or run as may."""
+    message = "as many requests wait as may; ask again later"
+    return ApiError(429, message, "rate_limit_error", None, "queue_full", {"Retry-After": RETRY_AFTER})
+
+
+def internal(detail: str | None = None, message: str | None = None) -> ApiError:
+    """500: nobody's fault but the server's. message: what of it the client may read."""
+    shown = message or "the server could not do this; its log says why"
+    return ApiError(500, shown, SERVER, None, "internal_error", detail=detail)
+
+
+def unavailable(why: str = "the server is not ready") -> ApiError:
+    """503: loading, draining, or its engine has ended."""
+    return ApiError(503, f"{why}; ask again later", SERVER, None, "unavailable", {"Retry-After": RETRY_AFTER})
+
+
+def error_of(error: BaseException, names: Mapping[str, str] = NO_NAMES) -> ApiError:
+    """What a client is told of an exception. names: fields of SamplingParams, as the body spelled them.
+
+    Only what klero says of a request is repeated; the text of anything else stays in `detail`.
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ParameterError):
+        return refusal_of(error.faults, names)
+    if isinstance(error, ValidationError):
+        return refusal_of(faults_of(error), names)
+    if isinstance(error, QueueFullError):
+        return queue_full()
+    if isinstance(error, RequestError):
+        if isinstance(error.__cause__, KleroError):  # the engine has ended, which is no fault of the request
+            return unavailable("the engine has ended")
+        return bad_request(_ENGINE_NAME.sub("", str(error)))
+    return internal(f"{type(error).__name__}: {error}")
+
+
+def faults_of(error: ValidationError) -> list[Fault]:
+    """What is wrong with a body, each fault under its path, such as messages[0].role."""
+    faults = []
+    for one in error.errors(include_url=False, include_context=False):
+        missing = one["type"] == "missing"
+        rule = "is missing" if missing else one["msg"].removeprefix("Value error, ")
+        faults.append(Fault(_path(one["loc"]), None if missing else one["input"], rule))
+    return faults
+
+
+def _path(places: tuple[int | str, ...]) -> str:
+    """A place in a body, as one would write it."""
+    path = ""
+    for place in places:
+        path += f"[{place}]" if isinstance(place, int) else f".{place}" if path else place
+    return path

@@ -1,0 +1,148 @@
+"""Guard: what is refused before a route is asked, and what every answer passes on its way out."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Iterable
+from typing import Any
+
+from klero.server.answers import dump
+from klero.server.errors import ApiError, internal, queue_full, too_large, unauthorized
+from klero.server.service import Service
+
+Scope = dict[str, Any]
+Message = dict[str, Any]
+OPEN = frozenset({"/", "/health", "/ready"})
+OUTCOME = "klero.outcome"  # in the scope: what a route says that the status does not
+
+
+class Guard:
+    """An ASGI application around another: API key, requests at a time, size of bodies, and whatever escapes a route.
+
+    Bodies are read here, whole, and no further than the limit; the application receives them in one piece. The paths in
+    OPEN ask for no key and count for nothing, so that a full server can say that it lives.
+    """
+
+    def __init__(self, app: Any, service: Service, routes: Iterable[str]) -> None:
+        self.app, self.service, self._routes = app, service, frozenset(routes)
+        self._num_requests = 0
+        self._key = None if service.options.api_key is None else service.options.api_key.encode()
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        metrics, path, state = self.service.metrics, scope["path"], _Sending(send)
+        counted = path not in OPEN
+        metrics.began()
+        self._num_requests += counted
+        try:
+            await self._serve(scope, receive, state, counted=counted)
+        except ApiError as error:
+            await state.error(error)
+        except Exception as error:
+            self.service.note(error)
+            await state.error(internal())
+        finally:
+            self._num_requests -= counted
+            metrics.ended(path if path in self._routes else "other", scope.get(OUTCOME) or state.outcome)
+
+    async def _serve(self, scope: Scope, receive: Any, send: _Sending, *, counted: bool) -> None:
+        if counted and self._num_requests > self.service.options.max_concurrency:
+            raise queue_full()
+        if counted and self._key is not None and not _brings(scope, self._key):
+            raise unauthorized()
+        if scope["method"] in ("GET", "HEAD"):
+            await self.app(scope, receive, send)
+            return
+        body = await self._read(scope, receive)
+        if body is None:  # the client left
+            scope[OUTCOME] = "left"
+            return
+        await self.app(scope, _Replay(body, receive), send)
+
+    async def _read(self, scope: Scope, receive: Any) -> bytes | None:
+        """The body; None if the client leaves before its end. ApiError 408, 413."""
+        limit, seconds = self.service.options.max_body_bytes, self.service.options.read_timeout
+        length = _header(scope, b"content-length")
+        if length is not None and length.isdigit() and int(length) > limit:
+            raise too_large(limit)
+        try:
+            return await asyncio.wait_for(_whole(receive, limit), seconds)
+        except asyncio.TimeoutError:
+            message = f"the body was not sent within {seconds:g} s"
+            raise ApiError(408, message, "invalid_request_error", headers={"Connection": "close"}) from None
+
+
+class _Sending:
+    """What has been sent of an answer. outcome: what its status says."""
+
+    def __init__(self, send: Any) -> None:
+        self._send, self.status = send, 0
+
+    async def __call__(self, message: Message) -> None:
+        """Send one message."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        await self._send(message)
+
+    async def error(self, error: ApiError) -> None:
+        """Answer with an error, unless an answer has begun: then its connection is closed before its end."""
+        if self.status:
+            self.status = error.status
+            return
+        body = dump(error.body())
+        headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
+        pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await self({"type": "http.response.start", "status": error.status, "headers": pairs})
+        await self._send({"type": "http.response.body", "body": body})
+
+    @property
+    def outcome(self) -> str:
+        if self.status == 0:
+            return "left"
+        if self.status == 429:
+            return "busy"
+        return "answered" if self.status < 400 else "refused" if self.status < 500 else "failed"
+
+
+class _Replay:
+    """A body that was read already, and then what the connection says."""
+
+    def __init__(self, body: bytes, receive: Any) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        """The next message of the request."""
+        if self._body is None:
+            message: Message = await self._receive()
+            return message
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
+async def _whole(receive: Any, limit: int) -> bytes | None:
+    """A body of at most so many bytes, None if it was broken off. ApiError 413."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise too_large(limit)
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _brings(scope: Scope, key: bytes) -> bool:
+    """Whether the request brings the key; in the same time whatever it brings instead."""
+    scheme, _, token = (_header(scope, b"authorization") or b"").partition(b" ")
+    return hmac.compare_digest(token.strip(), key) and scheme.lower() == b"bearer"
+
+
+def _header(scope: Scope, wanted: bytes) -> bytes | None:
+    return next((value for name, value in scope["headers"] if name == wanted), None)

@@ -1,0 +1,100 @@
+"""Service: what the parts of one server share, and whether requests are taken."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from klero.engine import AsyncLLM
+from klero.server.answers import fingerprint_of
+from klero.server.errors import ApiError, unavailable
+from klero.server.metrics import Metrics
+from klero.server.options import ServerOptions
+
+log = logging.getLogger("klero.server")
+
+
+class Service:
+    """The model of a server once it is there, its options and figures, and the requests that run.
+
+    state: "loading", "ready", "draining" or "failed"; why: what a client is told unless it is "ready". model: what
+    clients call the model. Everything is for one event loop.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.options, self.metrics = options, Metrics()
+        self.model = options.served_model_name or "klero"
+        self.created, self.fingerprint = int(time.time()), ""
+        self.state, self.why = "loading", "the model is being loaded"
+        self._llm: AsyncLLM | None = None
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._end: ApiError | None = None  # what requests that run are told, once they are ended from here
+
+    def open(self, llm: AsyncLLM) -> None:
+        """Take requests."""
+        self._llm, self.fingerprint = llm, fingerprint_of(llm.llm, self.model)
+        self.metrics.watch(llm.llm.engine)
+        if self.state == "loading":
+            self.state, self.why = "ready", ""
+
+    @property
+    def llm(self) -> AsyncLLM:
+        """The model. ApiError 503 while it is being loaded, and once requests are taken no more."""
+        if self.state != "ready" or self._llm is None:
+            raise unavailable(self.why)
+        return self._llm
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run a request in this task. ApiError 503 where the server ends it."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._end is None:
+                raise
+            task.uncancel()
+            raise self._end from None
+        finally:
+            self._tasks.discard(task)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that are being answered."""
+        return len(self._tasks)
+
+    def drain(self) -> None:
+        """Take no more requests; those that run go on."""
+        if self.state in ("loading", "ready"):
+            self.state, self.why = "draining", "the server is shutting down"
+
+    def fail(self, why: str) -> None:
+        """The engine is dead or hangs: take no more requests, and end those that run."""
+        log.error("the server ends: %s", why)
+        self.state, self.why = "failed", "the engine has failed"
+        self.end_running()
+
+    def end_running(self) -> None:
+        """End every request that runs, with an error."""
+        self._end = unavailable(self.why)
+        for task in self._tasks:
+            task.cancel()
+
+    async def idle(self, timeout: float) -> bool:
+        """Wait until no request runs; False if some still do after so many seconds."""
+        end = time.monotonic() + timeout
+        while self._tasks and time.monotonic() < end:
+            await asyncio.wait(set(self._tasks), timeout=max(0.0, end - time.monotonic()))
+        return not self._tasks
+
+    def note(self, error: BaseException) -> None:
+        """Log an exception that nobody expected: where it was raised, and what it says where that may be logged."""
+        said = f": {error}" if self.options.log_prompts else ""
+        where = "".join(traceback.format_tb(error.__traceback__))
+        log.error("unexpected %s%s\n%s", type(error).__name__, said, where)
