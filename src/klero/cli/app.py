@@ -13,6 +13,7 @@ from klero.cli.fetch import fetch
 from klero.cli.generate import generate
 from klero.cli.models import models
 from klero.cli.score import score
+from klero.cli.serve import serve
 from klero.cli.warmup import warmup
 from klero.errors import KleroError
 
@@ -25,7 +26,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command(context_settings={"ignore_unknown_options": True})(explain)  # a row may begin with -1
-for command in (score, fetch, models, warmup, bench):
+for command in (serve, score, fetch, models, warmup, bench):
     app.command()(command)
 
 

@@ -126,7 +126,9 @@ class AsyncLLM:
         asked = Asked(name, ids, params or SamplingParams(), text, stream, here, embeds, priority, cache_salt)
         compiled = self.llm.engine.guides.prepare(asked.params)
         if compiled is not None:  # neither the event loop nor the others' steps wait for it
-            await asyncio.wait([asyncio.wrap_future(compiled)], timeout=GRAMMAR_TIMEOUT)
+            ready = asyncio.wrap_future(compiled)
+            ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # is said at admission
+            await asyncio.wait([ready], timeout=GRAMMAR_TIMEOUT)
         self._loop.submit(asked)
         return asked
 

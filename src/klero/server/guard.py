@@ -71,7 +71,7 @@ class Guard:
             raise too_large(limit)
         try:
             return await asyncio.wait_for(_whole(receive, limit), seconds)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             message = f"the body was not sent within {seconds:g} s"
             raise ApiError(408, message, "invalid_request_error", headers={"Connection": "close"}) from None
 

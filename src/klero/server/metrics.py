@@ -28,8 +28,8 @@ class Metrics:
         self._cached = Counter("klero_prompt_tokens_cached", "Those of them that were cached.", **into)
         seconds = {"buckets": _TO_FIRST, **into}
         self._queued = Histogram("klero_queue_seconds", "From the request until it first ran.", **seconds)
-        self._to_first = Histogram("klero_time_to_first_token_seconds", "From the request to its first token.", **seconds)
-        self._whole = Histogram("klero_request_seconds", "From the request to its last token.", **seconds)
+        self._to_first = Histogram("klero_time_to_first_token_seconds", "Until its first token.", **seconds)
+        self._whole = Histogram("klero_request_seconds", "Until its last token.", **seconds)
         self._between = Histogram(
             "klero_time_per_token_seconds", "Between tokens of a choice, the mean of each request.", buckets=_BETWEEN,
             **into,

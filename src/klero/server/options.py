@@ -21,8 +21,8 @@ class ServerOptions:
     host, port: where it listens; port 0: one that is free. api_key: what clients must bring; None: nothing.
     served_model_name: what clients call the model; None: what it was loaded by.
     max_body_bytes: of a request. max_prompts: of a request; max_n: choices of a prompt; max_choices: of a request in
-    all. max_stop: stop strings. max_logit_bias: entries. max_logprobs: most likely tokens beside each; -1: no limit, and
-    a request may ask for every token (-1). max_concurrency: requests at a time; more are told to come again.
+    all. max_stop: stop strings. max_logit_bias: entries. max_logprobs: most likely tokens beside each; -1: no limit,
+    and a request may ask for every token (-1). max_concurrency: requests at a time; more are told to come again.
     drain_timeout: seconds that running requests get to end once the server is told to stop. step_timeout: seconds after
     which a step counts as hung. read_timeout: seconds that a client may take to send its request, or to read what it is
     sent. keep_alive: seconds of silence in a stream before a comment is sent.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from starlette.responses import Response
@@ -26,7 +25,7 @@ def event(value: Mapping[str, Any]) -> bytes:
     return b"data: " + dump(value) + b"\n\n"
 
 
-async def events(service: Service, asked: Asked, answer: Answer, streams: Streams) -> AsyncIterator[bytes]:
+async def events(service: Service, asked: Asked, answer: Answer, streams: Streams) -> AsyncGenerator[bytes, None]:
     """Yield the events of streams that were started: chunks as they come, the usage if asked for, and the end.
 
     Each step's news of a prompt come at once. Raises what ends one of them before its end.
@@ -74,6 +73,7 @@ class EventStream(Response):
                 scope[OUTCOME] = "left"
         finally:
             await ended(sends, gone, keeps)
+            await self._streams.close()  # `sends` may never have begun
         if not sends.cancelled():
             sends.result()
 
@@ -90,8 +90,7 @@ class EventStream(Response):
                 self._service.note(error)
             scope[OUTCOME], tail = "failed", event(told.body())
         finally:
-            await self._events.aclose()  # type: ignore[attr-defined]
-            await self._streams.close()
+            await self._events.aclose()
         await send({"type": "http.response.body", "body": tail, "more_body": False})
 
     async def _keep_alive(self, send: Any) -> None:
@@ -115,5 +114,4 @@ async def ended(*tasks: asyncio.Task[Any]) -> None:
     """Cancel those of the tasks that run, and wait for all; what they raised is theirs to tell."""
     for task in tasks:
         task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.wait(tasks)
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -20,11 +20,13 @@ REFUSALS = (
     (r"Resource '|Pointer '", "a reference to another document, or to no schema"),
     (r"oneOf", "`oneOf` whose options are not told apart by their types or values"),
     (r"Unsatisfiable|no JSON meets it", "no JSON is valid"),
-    (r"beyond the integers|too many digits|Failed to generate regex", "numbers beyond what can be told apart"),
-    (r"control character", "a control character in `const` or `enum`"),
+    (r"beyond the integers|too many digits|its digits may be", "numbers beyond what can be told apart"),
+    (r"Failed to generate regex", "numbers beyond what can be told apart"),
+    (r"control character", "a control character in `const`, `enum` or `pattern`"),
     (r"must be an integer between", "a count written as 2.0"),
     (r"not disjoint", "`patternProperties` that overlap"),
-    (r"regex parse error|lookaround|the set |escape sequence", "a pattern that has another meaning, or is not regular"),
+    (r"regex parse error|look-?around|escape sequence", "a pattern that is not regular, or that nobody reads"),
+    (r"the set |categories|flags as", "a pattern that not all read alike"),
 )
 """What an error says, and what it is called in the table."""
 

@@ -1,0 +1,257 @@
+"""create_app: the routes of the server. Shapes are made in asked.py and answers.py, streams in sse.py."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+import klero
+from klero.engine import AsyncLLM, RequestOutput
+from klero.server import schemas
+from klero.server.answers import Answer, dump, new_id
+from klero.server.asked import Asked, chat_of, completion_of, detokenize_of, read_body, tokenize_of
+from klero.server.errors import ApiError, bad_request, error_of, method_not_allowed, model_not_found, not_found
+from klero.server.guard import OUTCOME, Guard
+from klero.server.metrics import CONTENT_TYPE
+from klero.server.options import ServerOptions
+from klero.server.service import Service
+from klero.server.sse import EventStream, ended, until_gone
+from klero.server.streams import Streams
+
+LONG = 2**14  # bytes of a body that is read in a thread: tokenizing it would hold up every stream
+READERS: dict[str, Callable[..., Asked]] = {"completion": completion_of, "chat": chat_of}
+
+
+def create_app(llm: AsyncLLM | None, options: ServerOptions | None = None) -> FastAPI:
+    """Make the application of a server: routes, guard and figures.
+
+    llm: what answers; None: `app.state.service.open(llm)` brings it later, and until then clients are told 503. The app
+    does not close it. All state is for one event loop.
+    """
+    options = options or ServerOptions()
+    app = FastAPI(title="klero", version=klero.__version__, docs_url=None, redoc_url=None)
+    service = app.state.service = Service(options)
+    routes = Routes(service)
+    add_routes(app, routes)
+    paths = [route.path for route in app.routes if hasattr(route, "path")]
+    app.add_exception_handler(HTTPException, routes.not_served)
+    app.add_middleware(Guard, service=service, routes=paths)
+    if llm is not None:
+        service.open(llm)
+    return app
+
+
+def add_routes(app: FastAPI, routes: Routes) -> None:
+    """Say what each path takes and answers, for the OpenAPI schema too."""
+    errors: dict[int | str, dict[str, Any]] = {
+        status: {"model": schemas.ErrorResponse} for status in (400, 401, 404, 408, 413, 429, 500, 503)
+    }
+
+    def add(path: str, method: str, endpoint: Any, answer: Any, body: Any = None, events: Any = None) -> None:
+        ok: dict[str, Any] = {"model": answer} if answer is not None else {}
+        if events is not None:
+            ok["content"] = {"text/event-stream": {"schema": events.model_json_schema()}}
+        extra = None if body is None else schemas.request_body(body)
+        app.add_api_route(
+            path, endpoint, methods=[method], responses={200: ok, **errors}, openapi_extra=extra, response_model=None
+        )
+
+    add("/v1/models", "GET", routes.models, schemas.ModelList)
+    add("/v1/models/{name:path}", "GET", routes.model, schemas.ModelCard)
+    add(
+        "/v1/completions", "POST", routes.completions, schemas.CompletionResponse, schemas.CompletionRequest,
+        schemas.CompletionChunk,
+    )  # fmt: skip
+    add(
+        "/v1/chat/completions", "POST", routes.chat_completions, schemas.ChatCompletionResponse,
+        schemas.ChatCompletionRequest, schemas.ChatCompletionChunk,
+    )  # fmt: skip
+    add("/tokenize", "POST", routes.tokenize, schemas.TokenizeResponse, schemas.TokenizeRequest)
+    add("/detokenize", "POST", routes.detokenize, schemas.DetokenizeResponse, schemas.DetokenizeRequest)
+    add("/health", "GET", routes.health, None)
+    add("/ready", "GET", routes.ready, None)
+    add("/metrics", "GET", routes.metrics, None)
+
+
+class Routes:
+    """What answers each path. Everything that is wrong becomes an ApiError, and that OpenAI's error object."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def health(self) -> Response:
+        """Whether the server lives: 200 while it loads and drains too, 503 once its engine has failed."""
+        failed = self._service.state == "failed"
+        return _json({"status": "failed" if failed else "ok"}, 503 if failed else 200)
+
+    async def ready(self) -> Response:
+        """Whether requests are taken: 200, or 503 with the reason."""
+        service = self._service
+        return _json({"status": service.state}, 200 if service.state == "ready" else 503)
+
+    async def metrics(self) -> Response:
+        """Figures in the text format of Prometheus."""
+        return Response(self._service.metrics.text(), media_type=CONTENT_TYPE)
+
+    async def models(self) -> Response:
+        """The model that is served."""
+        try:
+            return _json({"object": "list", "data": [self._card()]})
+        except ApiError as error:
+            return _refused(error)
+
+    async def model(self, name: str) -> Response:
+        """The same, if that is its name."""
+        try:
+            self._check_model(name)
+            return _json(self._card())
+        except ApiError as error:
+            return _refused(error)
+
+    async def completions(self, request: Request) -> Response:
+        """Continue prompts."""
+        return await self._generate(request, "completion")
+
+    async def chat_completions(self, request: Request) -> Response:
+        """Answer a conversation."""
+        return await self._generate(request, "chat")
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a text or of a conversation."""
+        return await self._words(request, tokenize_of)
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of token ids."""
+        return await self._words(request, detokenize_of)
+
+    async def not_served(self, request: Request, error: Any) -> Response:
+        """Say what the framework refuses, in OpenAI's shape."""
+        if error.status_code == 405:
+            return _refused(method_not_allowed((error.headers or {}).get("Allow", "")))
+        if error.status_code == 404:
+            return _refused(not_found())
+        return _refused(ApiError(error.status_code, str(error.detail), "invalid_request_error"))
+
+    async def _words(self, request: Request, read: Callable[..., dict[str, Any]]) -> Response:
+        try:
+            raw, llm = await _body_of(request), self._service.llm
+            return _json(await _off(len(raw), lambda: read(read_body(raw), llm.llm, self._service.options)))
+        except Exception as error:
+            return self._failed(request, error, {})
+
+    async def _generate(self, request: Request, kind: str) -> Response:
+        """Answer a request for text, whole or as a stream."""
+        service, names = self._service, dict[str, str]()
+        try:
+            raw, llm = await _body_of(request), service.llm
+            asked = await _off(len(raw), lambda: READERS[kind](read_body(raw), llm.llm, service.options))
+            names = asked.names
+            self._check(asked)
+            answer = Answer(
+                asked, llm.llm, model=service.model, answer_id=new_id(kind), created=int(time.time()),
+                fingerprint=service.fingerprint,
+            )  # fmt: skip
+            if asked.stream:
+                streams = Streams(
+                    llm, asked.prompts, asked.params, priority=asked.priority, cache_salt=asked.cache_salt
+                )
+                await self._while_here(request, streams.start())
+                return EventStream(service, asked, answer, streams)
+            outputs = await self._while_here(request, _whole(llm, asked))
+            for output in outputs:
+                service.metrics.answered(output)
+            return _json(answer.whole(outputs))
+        except Exception as error:
+            return self._failed(request, error, names)
+
+    def _check(self, asked: Asked) -> None:
+        if asked.model is not None:
+            self._check_model(asked.model)
+        most, num = self._service.options.max_choices, sum(one.n for one in asked.params)
+        if num > most:
+            raise bad_request(f"n: {num} choices in all; this server gives at most {most} in one request", "n")
+
+    def _check_model(self, name: str) -> None:
+        if name != self._service.model:
+            raise model_not_found(name)
+
+    def _card(self) -> dict[str, Any]:
+        service = self._service
+        return {
+            "id": service.model, "object": "model", "created": service.created, "owned_by": "klero",
+            "max_model_len": service.llm.llm.engine.max_model_len,
+        }  # fmt: skip
+
+    async def _while_here(self, request: Request, work: Any) -> Any:
+        """Do something for as long as the client is there and the server lets requests run. _Left, ApiError 503."""
+        works = asyncio.create_task(self._run(work))
+        gone = asyncio.create_task(until_gone(request.receive))
+        try:
+            await asyncio.wait((works, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not works.done():
+                raise _Left
+            return works.result()
+        finally:
+            await ended(works, gone)
+
+    async def _run(self, work: Any) -> Any:
+        with self._service.running():
+            return await work
+
+    def _failed(self, request: Request, error: Exception, names: Mapping[str, str]) -> Response:
+        if isinstance(error, _Left):
+            request.scope[OUTCOME] = "left"
+            return Response(status_code=499)  # nobody reads it
+        told = error_of(error, names)
+        if told.status == 500:
+            self._service.note(error)
+        return _refused(told)
+
+
+class _Left(Exception):
+    """The client has left."""
+
+
+async def _body_of(request: Request) -> bytes:
+    """The body of a request. ApiError 415 for one that is not called JSON: a form of any page could send it."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise ApiError(
+            415, f"content-type: {kind!r:.60}; send JSON, with the header 'Content-Type: application/json'",
+            "invalid_request_error",
+        )  # fmt: skip
+    return await request.body()
+
+
+async def _off(num_bytes: int, read: Callable[[], Any]) -> Any:
+    """Read a body, a long one in a thread. ApiError 400 where it is nested so deep that Python gives up."""
+    try:
+        return read() if num_bytes < LONG else await asyncio.to_thread(read)
+    except RecursionError:
+        raise bad_request("the body is nested too deep") from None
+
+
+async def _whole(llm: AsyncLLM, asked: Asked) -> list[RequestOutput]:
+    """The answers to all prompts; if one fails, the others are dropped."""
+    tasks = [
+        asyncio.create_task(llm.generate(prompt, one, priority=asked.priority, cache_salt=asked.cache_salt))
+        for prompt, one in zip(asked.prompts, asked.params, strict=True)
+    ]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        await ended(*tasks)
+
+
+def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(dump(value), status, dict(headers or {}), media_type="application/json")
+
+
+def _refused(error: ApiError) -> Response:
+    return _json(error.body(), error.status, error.headers)

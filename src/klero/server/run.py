@@ -1,0 +1,183 @@
+"""Run a server: listen, load, serve, watch the engine, and end as signals and failures ask."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from klero.engine import AsyncLLM
+from klero.errors import KleroError
+from klero.server.app import create_app
+from klero.server.options import ServerOptions
+from klero.server.protocol import protocol_of
+from klero.server.streams import between_steps
+
+GRACE = 5.0  # seconds for what is sent last, once every request has ended
+LOOK = 1.0  # seconds between two looks at the engine
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+log = logging.getLogger("klero.server")
+
+
+def serve(model: Any = "smollm2", options: ServerOptions | None = None, **engine: Any) -> int:
+    """Serve a model until a signal or a failure ends it; the exit code that says which. stderr says where it listens.
+
+    model, engine: what `AsyncLLM` takes. 0: SIGTERM or SIGINT, after requests that ran have ended or `drain_timeout`
+    has passed. 1: the engine's thread died or a step hung, which may hang still: leave by `os._exit`. KleroError for
+    a model that cannot be loaded, OSError for an address that cannot be used.
+    """
+    options = options or ServerOptions()
+    if options.served_model_name is None:
+        options = replace(options, served_model_name=name_of(model))
+    server = Server(options)
+    say = f"serving {options.served_model_name} on {server.url}"
+
+    def load() -> AsyncLLM:
+        llm = AsyncLLM(model, **engine)
+        print(f"klero: {say}", file=sys.stderr, flush=True)
+        return llm
+
+    return server.run(load)
+
+
+def name_of(model: Any) -> str:
+    """What clients call a model: the text it is loaded by, of a path the last part, and "klero" for an object."""
+    if not isinstance(model, str):
+        return "klero"
+    path = model.removeprefix("llama.cpp:")
+    return Path(path).resolve().name if path != model or os.path.exists(path) else model
+
+
+class Server:
+    """One server on one address, which is taken at once; `run` serves there. url: where clients find it."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.options = options
+        self.app = create_app(None, options)
+        self.service = self.app.state.service
+        self._socket = listen(options)
+        host, port = self._socket.getsockname()[:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self._http = uvicorn.Server(uvicorn.Config(
+            self.app, http=protocol_of(options.read_timeout), ws="none", lifespan="off", log_config=None,
+            access_log=False, server_header=False, proxy_headers=False, timeout_graceful_shutdown=int(GRACE),
+        ))  # fmt: skip
+        self._http.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]  # they are handled here
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopped = asyncio.Event()
+
+    def run(self, load: Callable[[], AsyncLLM]) -> int:
+        """Serve what `load` makes, in a thread, while clients are told that it is being loaded; see `serve`."""
+        with asyncio.Runner(loop_factory=self._http.config.get_loop_factory()) as runner:
+            return runner.run(self._run(load))
+
+    def stop(self) -> None:
+        """Ask from any thread that the server ends as by SIGTERM; a second time ends what runs at once."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        if self._stopped.is_set():
+            self.service.end_running()
+        self._stopped.set()
+        self.service.drain()
+
+    async def _run(self, load: Callable[[], AsyncLLM]) -> int:
+        self._loop = asyncio.get_running_loop()
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                self._loop.add_signal_handler(number, self._stop)
+        serving = asyncio.create_task(self._http.serve(sockets=[self._socket]))
+        try:
+            llm = await self._until_stopped(_in_thread(load))
+            if llm is None:
+                return 0
+            self.service.open(llm)
+            why = await self._until_stopped(self._watch(llm))
+            if why is not None:
+                self.service.fail(why)
+                await self.service.idle(GRACE)
+                return 1
+            await self._drain(llm)
+            return 0
+        finally:
+            self._http.should_exit = True
+            await serving
+
+    async def _until_stopped(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """What some work comes to; None if the server is stopped before."""
+        works, stops = asyncio.create_task(work), asyncio.create_task(self._stopped.wait())
+        try:
+            await asyncio.wait((works, stops), return_when=asyncio.FIRST_COMPLETED)
+            return works.result() if works.done() else None
+        finally:
+            for task in (works, stops):
+                task.cancel()
+            await asyncio.gather(works, stops, return_exceptions=True)
+
+    async def _watch(self, llm: AsyncLLM) -> str:
+        """Look at the engine until it has died or hangs, and say which."""
+        timeout = self.options.step_timeout
+        while True:
+            try:
+                await asyncio.wait_for(between_steps(llm), timeout)
+            except TimeoutError:
+                return f"a step of the engine takes longer than step_timeout={timeout:g} s"
+            except KleroError as error:
+                return str(error) if self.options.log_prompts else "the engine's thread has ended"
+            await asyncio.sleep(min(LOOK, timeout))
+
+    async def _drain(self, llm: AsyncLLM) -> None:
+        """Let what runs end, for a while, and close the engine."""
+        if not await self.service.idle(self.options.drain_timeout):
+            log.warning("%d requests run after drain_timeout; they end now", self.service.num_running)
+            self.service.end_running()
+            await self.service.idle(GRACE)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(llm.close(), GRACE)
+
+
+def listen(options: ServerOptions) -> socket.socket:
+    """A socket that listens. OSError, with the address in it, where that cannot be."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+            made.listen(2048)
+        except BaseException:
+            made.close()
+            raise
+    except OSError as error:
+        raise OSError(f"cannot listen on {options.host}:{options.port}: {error.strerror or error}") from error
+    made.setblocking(False)
+    return made
+
+
+async def _in_thread(function: Callable[[], Any]) -> Any:
+    """Run a function in a thread that nobody waits for when the process ends."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="klero-load", daemon=True).start()
+    return await asyncio.wrap_future(future)

@@ -1,0 +1,182 @@
+"""What is refused before a route is asked: keys, sizes, numbers, and clients that dawdle."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+
+import httpx2
+import pytest
+from tests.engine.gated import Gated
+from tests.server.live import Live, toy
+
+COMPLETIONS = "/v1/completions"
+JSON = {"content-type": "application/json"}
+SHORT = {"prompt": "x", "max_tokens": 1}
+
+
+@pytest.fixture(scope="module")
+def strict():
+    """A server with a key and small limits."""
+    with Live(api_key="sesame", max_body_bytes=1000, read_timeout=0.3, max_concurrency=2) as live:
+        yield live
+
+
+def bearer(key):
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("headers", [{}, bearer("wrong"), bearer("sesame2"), bearer(""), {"authorization": "sesame"},
+                                     {"authorization": "Basic sesame"}, {"authorization": b"Bearer \xff"}])  # fmt: skip
+@pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize", "/nothing"])
+def test_without_the_key_nothing_is_told(strict, path, headers):
+    answer = strict.post(path, SHORT, headers=headers)
+    assert answer.status_code == 401
+    assert answer.json()["error"]["code"] == "invalid_api_key"
+    assert "sesame" not in answer.text
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_with_the_key_it_answers(strict):
+    assert strict.post(COMPLETIONS, SHORT, headers=bearer("sesame")).status_code == 200
+    assert strict.post(COMPLETIONS, SHORT, headers={"authorization": "bearer  sesame"}).status_code == 200
+    assert strict.get("/v1/models").status_code == 401
+    assert strict.get("/metrics").status_code == 401
+
+
+def test_whether_it_lives_may_be_asked_by_anyone(strict):
+    assert strict.get("/health").status_code == strict.get("/ready").status_code == 200
+
+
+def body_of(size):
+    body = json.dumps(SHORT).encode()
+    return body + b" " * (size - len(body))
+
+
+def test_bodies_have_a_size(strict):
+    assert strict.post(COMPLETIONS, body_of(1000), headers=bearer("sesame")).status_code == 200
+    answer = strict.post(COMPLETIONS, body_of(1001), headers=bearer("sesame"))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+    assert "1000" in answer.json()["error"]["message"]
+
+
+def test_bodies_without_a_length_too(strict):
+    def chunks(size):
+        body = body_of(size)
+        yield from (body[i : i + 100] for i in range(0, size, 100))
+
+    for size, status in [(1000, 200), (1001, 413), (500_000, 413)]:
+        answer = httpx2.post(strict.url + COMPLETIONS, content=chunks(size), headers=JSON | bearer("sesame"))
+        assert answer.status_code == status
+
+
+def connect(live):
+    host, port = live.url.removeprefix("http://").split(":")
+    client = socket.create_connection((host, int(port)))
+    client.settimeout(10)
+    return client
+
+
+def head(length, more=""):
+    return (f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{more}"
+            f"Authorization: Bearer sesame\r\nContent-Length: {length}\r\n\r\n").encode()  # fmt: skip
+
+
+def everything(client):
+    """What comes until the connection is closed."""
+    data = b""
+    while part := client.recv(65536):
+        data += part
+    return data
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(strict):
+    with connect(strict) as client:
+        client.sendall(head(500) + b'{"prompt"')
+        answer = everything(client)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"was not sent within 0.3 s" in answer
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1", b"POST / HTTP/1.1\r\nHost: x\r\n"])
+def test_nor_are_headers(strict, sent):
+    with connect(strict) as client:
+        client.sendall(sent)
+        begin = time.monotonic()
+        with contextlib.suppress(ConnectionResetError):
+            assert everything(client) == b""
+        assert time.monotonic() - begin < 5
+
+
+def test_endless_headers_are_refused(strict):
+    with connect(strict) as client:
+        client.sendall(head(2, "X-Much: " + "x" * 70_000 + "\r\n"))
+        assert everything(client).startswith(b"HTTP/1.1 400 ")
+
+
+def test_what_is_no_http_is_refused(strict):
+    with connect(strict) as client:
+        client.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        assert everything(client).startswith(b"HTTP/1.1 400 ")
+
+
+def test_requests_at_a_time_have_a_number():
+    model = Gated(vocab_size=257)
+    with Live(lambda: toy(model), max_concurrency=2) as live:
+        threads = [threading.Thread(target=live.post, args=(COMPLETIONS, SHORT)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        while live.server.service.num_running < 2:
+            time.sleep(0.001)
+        answer = live.post(COMPLETIONS, SHORT)
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert live.get("/health").status_code == 200
+        model.steps.release(100)
+        for thread in threads:
+            thread.join(10)
+        assert live.post(COMPLETIONS, SHORT).status_code == 200
+
+
+def test_a_client_that_never_reads_is_cut_off():
+    lots = {"prompt": "x", "max_tokens": 50_000, "stream": True, "logprobs": 20, "ignore_eos": True}
+
+    def make():
+        return toy(type(toy().engine.model)(vocab_size=257, max_model_len=60_000), num_blocks=None, max_num_seqs=2)
+
+    with Live(make, read_timeout=0.5) as live:
+        body = json.dumps(lots).encode()
+        with connect(live) as client:
+            client.sendall(head(len(body)) + body)
+            while not live.server.service.num_running:
+                time.sleep(0.01)
+            live.all_free(30)  # though it is far from its end
+            assert live.llm.engine.num_generated < 50_000
+        assert live.complete(**SHORT)["choices"]
+
+
+def test_logs_hold_no_prompt(strict, caplog):
+    from klero.server.guard import Guard
+
+    async def broken(scope, receive, send):
+        raise KeyError("a secret prompt")
+
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    import asyncio
+
+    guard = Guard(broken, strict.server.service, ())
+    asyncio.run(guard({"type": "http", "path": "/health", "method": "GET", "headers": []}, receive, send))
+    assert sent[0]["status"] == 500
+    assert b"secret" not in sent[1]["body"]
+    assert "unexpected KeyError" in caplog.text
+    assert "broken" in caplog.text  # where it was
+    assert "secret" not in caplog.text
