@@ -33,6 +33,7 @@ HAPPENED: Counter[str] = Counter()  # in all programs of a test, so that nothing
 OFTEN = (
     "own", "cached", "forked", "swapped", "copy", "swap_out", "swap_in", "zero", "evicted", "preempted", "resumed",
     "unseated", "chunks", "mixed", "accepted", "rejected", "bad", "failed", "weights",
+    "aborted waiting", "aborted running", "aborted preempted",
 )  # fmt: skip
 
 
@@ -141,8 +142,8 @@ class WholeMachine(RuleBasedStateMachine):
         request = self.pick(which).choice.request
         ended = [seq for seq in self.seqs.values() if seq.choice.request is request]
         for seq in ended:
-            kind = "swapped" if seq.choice.held.host_ids else "preempted" if seq.seated else "waiting"
-            self.happened[f"aborted {'running' if seq.choice.running else kind}"] += 1
+            kind = "running" if seq.choice.running else "preempted" if seq.seated or seq.lost else "waiting"
+            self.happened[f"aborted {kind}"] += 1
             if told:
                 seq.choice.finished = seq.choice.finish.end(FinishReason.ABORT)
         self.end(ended)
@@ -384,8 +385,7 @@ class TestWhole(WholeMachine.TestCase):
     def runTest(self):
         HAPPENED.clear()
         super().runTest()
-        assert min(HAPPENED[kind] for kind in OFTEN) > 9, HAPPENED
-        assert min(HAPPENED[f"aborted {kind}"] for kind in ("waiting", "running", "preempted", "swapped")) > 0, HAPPENED
+        assert min(HAPPENED[kind] for kind in OFTEN) > 4, HAPPENED
 
 
 class DeepMachine(WholeMachine):

@@ -328,8 +328,8 @@ class NaiveBatch:
         drafts = sum(len(seq.drafts) for seq in parts)
         assert not entered or len(parts) == 1 or num_free + drafts >= len(parts), "one block for each that runs"
         first = min(self.seqs.values(), key=lambda seq: seq.rank)
-        equals = [seq for seq in before if seq.rank[0] == first.rank[0]]  # who need not make way for it
-        assert first in parts or (equals and first not in before), "the first goes on, or comes in if nothing runs"
+        stay = [seq for seq in before if seq.rank[0] == first.rank[0]]  # who need not make way for it
+        assert first in parts or ((stay or gone) and first not in before), "the first goes on, or comes in if it can"
 
 
 class Speculating(Scheduler):

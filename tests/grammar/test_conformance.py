@@ -57,9 +57,10 @@ def test_other_tokens_than_bytes_change_nothing():
 
 
 def test_our_own_cases_are_right():
-    """The package jsonschema agrees on every text that is JSON and that the layout of a grammar does not exclude."""
+    """The package jsonschema agrees, where it can judge: Python does not read patterns with categories."""
     for own in OWN:
-        assert [text for text in own.valid if judged(own.schema, text) is not True] == []
+        unread = r"\\p" in json.dumps(own.schema)
+        assert {judged(own.schema, text) for text in own.valid} == {None if unread else True}, own.schema
 
 
 @pytest.mark.parametrize("keyword, schema", REFUSED)
@@ -125,6 +126,7 @@ def test_xgrammar_takes_nothing_that_is_invalid():
         wrong = [text for text in own.invalid if judged(own.schema, text) is not True]
         if not isinstance(grammar, Refused):
             assert [text for text in wrong if takes(grammar, text)] == [], own.keyword
+    assert [schema for _, schema in REFUSED if not isinstance(compiled(backend, schema), Refused)] == []
     assert sum(write_and_judge(backend, 3 * seed, 8) for seed in range(200)) > 50
 
 

@@ -21,7 +21,7 @@ from klero.testing.models import ToyModel
 
 PROMPT = "Answer with one JSON value.\nQuestion: what is there to say about Köln?\nAnswer: "
 TEMPERATURES = (0.7, 1.0, 1.5)
-NUM_TOKENS = 64
+NUM_TOKENS = 48
 
 
 def check(llm: LLM, name: str, choice: Any) -> bool:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 import klero
 from klero.engine import AsyncLLM, RequestOutput
-from klero.server import schemas
+from klero.server import responses, schemas
 from klero.server.answers import Answer, dump, new_id
 from klero.server.asked import Asked, chat_of, completion_of, detokenize_of, read_body, tokenize_of
 from klero.server.errors import ApiError, bad_request, error_of, method_not_allowed, model_not_found, not_found
@@ -50,7 +50,7 @@ def create_app(llm: AsyncLLM | None, options: ServerOptions | None = None) -> Fa
 def add_routes(app: FastAPI, routes: Routes) -> None:
     """Say what each path takes and answers, for the OpenAPI schema too."""
     errors: dict[int | str, dict[str, Any]] = {
-        status: {"model": schemas.ErrorResponse} for status in (400, 401, 404, 408, 413, 429, 500, 503)
+        status: {"model": responses.ErrorResponse} for status in (400, 401, 404, 408, 413, 429, 500, 503)
     }
 
     def add(path: str, method: str, endpoint: Any, answer: Any, body: Any = None, events: Any = None) -> None:
@@ -62,20 +62,20 @@ def add_routes(app: FastAPI, routes: Routes) -> None:
             path, endpoint, methods=[method], responses={200: ok, **errors}, openapi_extra=extra, response_model=None
         )
 
-    add("/v1/models", "GET", routes.models, schemas.ModelList)
-    add("/v1/models/{name:path}", "GET", routes.model, schemas.ModelCard)
+    add("/v1/models", "GET", routes.models, responses.ModelList)
+    add("/v1/models/{name:path}", "GET", routes.model, responses.ModelCard)
     add(
-        "/v1/completions", "POST", routes.completions, schemas.CompletionResponse, schemas.CompletionRequest,
-        schemas.CompletionChunk,
+        "/v1/completions", "POST", routes.completions, responses.CompletionResponse, schemas.CompletionRequest,
+        responses.CompletionChunk,
     )  # fmt: skip
     add(
-        "/v1/chat/completions", "POST", routes.chat_completions, schemas.ChatCompletionResponse,
-        schemas.ChatCompletionRequest, schemas.ChatCompletionChunk,
+        "/v1/chat/completions", "POST", routes.chat_completions, responses.ChatCompletionResponse,
+        schemas.ChatCompletionRequest, responses.ChatCompletionChunk,
     )  # fmt: skip
-    add("/tokenize", "POST", routes.tokenize, schemas.TokenizeResponse, schemas.TokenizeRequest)
-    add("/detokenize", "POST", routes.detokenize, schemas.DetokenizeResponse, schemas.DetokenizeRequest)
-    add("/health", "GET", routes.health, None)
-    add("/ready", "GET", routes.ready, None)
+    add("/tokenize", "POST", routes.tokenize, responses.TokenizeResponse, schemas.TokenizeRequest)
+    add("/detokenize", "POST", routes.detokenize, responses.DetokenizeResponse, schemas.DetokenizeRequest)
+    add("/health", "GET", routes.health, responses.Health)
+    add("/ready", "GET", routes.ready, responses.Health)
     add("/metrics", "GET", routes.metrics, None)
 
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from klero.errors import Fault, KleroError, ParameterError, QueueFullError, RequestError
 
 RETRY_AFTER = "1"
+MOST_FAULTS = 64
 INVALID, SERVER = "invalid_request_error", "server_error"
 NO_NAMES: Mapping[str, str] = {}
 _ENGINE_NAME = re.compile(r"^request-[0-9a-f]+-[0-9]+: ")  # what AsyncLLM calls a request, which the client never said
@@ -41,9 +42,14 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def refusal_of(faults: Iterable[Fault], names: Mapping[str, str] = NO_NAMES) -> ApiError:
-    """400 that tells every fault, by the names that the body has for the fields; param is the first's."""
-    told = [Fault(names.get(fault.field, fault.field), fault.value, fault.rule) for fault in faults]
-    return bad_request("; ".join(dict.fromkeys(str(fault) for fault in told)), told[0].field)
+    """400 that tells every fault (of very many the first), by the names that the body has for the fields; param is the
+    first's.
+    """
+    renamed = [Fault(names.get(fault.field, fault.field), fault.value, fault.rule) for fault in faults]
+    told = list(dict.fromkeys(str(fault) for fault in renamed[:MOST_FAULTS]))
+    if len(renamed) > MOST_FAULTS:
+        told.append(f"and {len(renamed) - MOST_FAULTS} more faults")
+    return bad_request("; ".join(told), renamed[0].field)
 
 
 def unauthorized() -> ApiError:

@@ -1,4 +1,4 @@
-"""The fields of SamplingParams as a body brings them: a JSON schema for each, for readers and tools.
+"""The fields of SamplingParams as a body brings them: a JSON schema for each, for readers and tools; and refused ones.
 
 `SamplingParams` alone decides what is right; the schemas say the same to those who read OpenAPI (docs/rules.md).
 """
@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 from typing import Any
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 Schema = dict[str, Any]
 
@@ -113,3 +116,24 @@ FIELDS: dict[str, Schema] = {
     "return_probs": flag("In the receipts: those ids and their probabilities."),
 }  # fmt: skip
 """Every field but NOT_OVER_HTTP."""
+
+
+class Refused:
+    """Marks a field of OpenAI's of which null and these values change nothing here, and any other is refused."""
+
+    def __init__(self, why: str, *taken: Any) -> None:
+        self.rule = f"{why}; leave it out" + (f", or give {', '.join(map(repr, taken))}" if taken else "")
+        self.taken = (*taken, None)
+        self.schema: Schema = {"enum": [*taken, None], "description": f"Anything else is refused: {why}."}
+
+    def check(self, value: Any) -> Any:
+        """The value, if it is one of those taken; True is no 1."""
+        if any(type(value) is type(one) and value == one for one in self.taken):
+            return value
+        raise ValueError(self.rule)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
+        return self.schema

@@ -13,17 +13,51 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
     PlainValidator,
     StringConstraints,
     WithJsonSchema,
+    model_validator,
 )
-from pydantic_core import CoreSchema, core_schema
 
-from klero.server.fields import FIELDS, ID, IDS, Schema, integer, nullable
+from klero.server.fields import FIELDS, ID, IDS, Refused, Schema, integer, nullable
+from klero.server.responses import (
+    ChatCompletionChunk,
+    ChatCompletionResponse,
+    CompletionChunk,
+    CompletionResponse,
+    DetokenizeResponse,
+    ErrorResponse,
+    Health,
+    ModelCard,
+    ModelList,
+    TokenizeResponse,
+)
+
+__all__ = [
+    "Body",
+    "ChatCompletionChunk",
+    "ChatCompletionRequest",
+    "ChatCompletionResponse",
+    "CompletionChunk",
+    "CompletionRequest",
+    "CompletionResponse",
+    "DetokenizeRequest",
+    "DetokenizeResponse",
+    "ErrorResponse",
+    "Health",
+    "Message",
+    "ModelCard",
+    "ModelList",
+    "Named",
+    "Strict",
+    "TokenizeRequest",
+    "TokenizeResponse",
+    "in_line",
+    "request_body",
+]
 
 LABEL = 256
+MOST_FIELDS, MOST_MESSAGES, MOST_TOOLS = 256, 8192, 512  # so that what is wrong with them can be told
 NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 
 
@@ -31,6 +65,13 @@ class Strict(BaseModel):
     """No field but those named, and no value turned into another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > MOST_FIELDS:
+            raise ValueError(f"has {len(value)} fields, and there are not as many to know")
+        return value
 
 
 def _shown(schema: Schema, *hidden: str) -> ConfigDict:
@@ -43,35 +84,19 @@ def _shown(schema: Schema, *hidden: str) -> ConfigDict:
     return ConfigDict(json_schema_extra=add)
 
 
-class Refused:
-    """Marks a field of OpenAI's of which null and these values change nothing here, and any other is refused."""
-
-    def __init__(self, why: str, *taken: Any) -> None:
-        self.rule = f"{why}; leave it out" + (f", or give {', '.join(map(repr, taken))}" if taken else "")
-        self.taken = (*taken, None)
-        self.schema: Schema = {"enum": [*taken, None], "description": f"Anything else is refused: {why}."}
-
-    def check(self, value: Any) -> Any:
-        """The value, if it is one of those taken; True is no 1."""
-        if any(type(value) is type(one) and value == one for one in self.taken):
-            return value
-        raise ValueError(self.rule)
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self.check)
-
-    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
-        return self.schema
-
-
 Label = Annotated[str, StringConstraints(max_length=LABEL)]
 Salt = Annotated[str, StringConstraints(min_length=1, max_length=LABEL)]
 
 
-def _metadata(value: dict[str, str]) -> dict[str, str]:
-    if len(value) > 16 or any(len(key) > 64 or len(text) > 512 for key, text in value.items()):
+def _metadata(value: Any) -> Any:
+    few = isinstance(value, dict) and len(value) <= 16
+    if not few or any(not isinstance(v, str) or len(k) > 64 or len(v) > 512 for k, v in value.items()):
         raise ValueError("must be at most 16 texts of at most 512 characters, under names of at most 64")
     return value
+
+
+METADATA: Schema = {"type": "object", "maxProperties": 16, "propertyNames": {"maxLength": 64},
+                    "additionalProperties": {"type": "string", "maxLength": 512}}  # fmt: skip
 
 
 def _integer64(value: int) -> int:
@@ -230,7 +255,7 @@ class Message(Strict):
     role: Annotated[str, StringConstraints(min_length=1, max_length=64)]
     content: Annotated[Any, PlainValidator(_content), WithJsonSchema(nullable(CONTENT, "Text."))] = None
     name: Label | None = None
-    tool_calls: list[MadeCall] | None = None
+    tool_calls: Annotated[list[MadeCall], Field(max_length=MOST_TOOLS)] | None = None
     tool_call_id: Label | None = None
     reasoning_content: str | None = None
     refusal: Annotated[Any, Refused("a refusal is content here")] = None
@@ -282,8 +307,8 @@ CHOICE: Schema = {"anyOf": [{"enum": ["none", "auto", "required"]}, {
 class Templated(Strict):
     """What makes a prompt of a conversation."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
-    tools: list[Tool] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
     add_generation_prompt: Annotated[bool | None, Field(description="Open the assistant's turn. Default true.")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, Field(description="More for the chat template.")] = None
 
@@ -306,7 +331,9 @@ class ChatCompletionRequest(Body, Templated):
     ] = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[Label | None, Field(description="Goes to the chat template, which must use it.")] = None
-    metadata: Annotated[dict[str, str], AfterValidator(_metadata)] | None = None
+    metadata: Annotated[
+        Any, PlainValidator(_metadata), WithJsonSchema(nullable(METADATA, "Labels; change nothing."))
+    ] = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     store: Annotated[Any, Refused("nothing is stored here", False)] = None
@@ -329,8 +356,8 @@ class TokenizeRequest(Strict):
     model: str | None = None
     prompt: str | None = None
     add_special_tokens: Annotated[bool | None, Field(description="As the tokenizer does. Default true.")] = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    tools: list[Tool] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -339,15 +366,20 @@ class DetokenizeRequest(Strict):
     """The body of /detokenize."""
 
     model: str | None = None
-    tokens: Annotated[list[int], WithJsonSchema({"type": "array", "items": ID})]
+    tokens: Annotated[list[int], Field(fail_fast=True), WithJsonSchema({"type": "array", "items": ID})]
     skip_special_tokens: Annotated[bool | None, Field(description="Hide special tokens. Default false.")] = None
 
 
 def request_body(model: type[BaseModel]) -> dict[str, Any]:
     """What OpenAPI says of a route whose body this is: its schema in line, as the route reads the body itself."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": in_line(model)}}}}
+
+
+def in_line(model: type[BaseModel]) -> dict[str, Any]:
+    """The schema of a model without references, which can stand anywhere in an OpenAPI schema."""
     schema = model.model_json_schema()
-    content = {"application/json": {"schema": _inline(schema, schema.get("$defs", {}))}}
-    return {"requestBody": {"required": True, "content": content}}
+    whole: dict[str, Any] = _inline(schema, schema.get("$defs", {}))
+    return whole
 
 
 def _inline(part: Any, definitions: Mapping[str, Any]) -> Any:

@@ -94,7 +94,11 @@ class Service:
         return not self._tasks
 
     def note(self, error: BaseException) -> None:
-        """Log an exception that nobody expected: where it was raised, and what it says where that may be logged."""
+        """Log what was nobody's wish: the engine's own words; of an exception that nobody expected where it was raised,
+        and what it says only where what clients sent may be logged."""
+        if isinstance(error, ApiError):
+            log.error("a request failed: %s", error.detail or error.message)
+            return
         said = f": {error}" if self.options.log_prompts else ""
         where = "".join(traceback.format_tb(error.__traceback__))
         log.error("unexpected %s%s\n%s", type(error).__name__, said, where)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from klero.server.answers import Answer, dump
 from klero.server.asked import Asked
-from klero.server.errors import error_of
+from klero.server.errors import ApiError, error_of
 from klero.server.guard import OUTCOME
 from klero.server.service import Service
 from klero.server.streams import Streams
@@ -32,14 +32,20 @@ async def events(service: Service, asked: Asked, answer: Answer, streams: Stream
     """
     outputs = {}
     async for place, deltas in streams.read():
-        if deltas:
-            chunks = [chunk for delta in deltas for chunk in answer.chunks(place, delta)]
-        else:
+        chunks, refused = list[dict[str, Any]](), None
+        try:
+            for delta in deltas:
+                chunks += answer.chunks(place, delta)
+        except ApiError as error:  # what came before it is said first
+            refused = error
+        if not deltas:
             outputs[place] = output = streams.output(place)
             service.metrics.answered(output)
             chunks = answer.ended(place, output)
         if chunks:
             yield b"".join(event(chunk) for chunk in chunks)
+        if refused is not None:
+            raise refused
     if asked.include_usage:
         yield event(answer.usage_chunk([outputs[place] for place in sorted(outputs)]))
     yield DONE

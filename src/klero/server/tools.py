@@ -6,6 +6,7 @@ What cannot be done is refused. What looks like a call and is none stays text.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,9 +84,10 @@ def _list(text: str, names: frozenset[str]) -> list[Call] | None:
 
 
 def _named(text: str, names: frozenset[str]) -> list[Call] | None:
-    """name[ARGS]{...}"""
-    name, mark, arguments = text.partition("[ARGS]")
-    call = _call({"name": name.strip(), "arguments": _read(arguments)}, names, "arguments") if mark else None
+    """name[ARGS]{...}, or name[CALL_ID]id[ARGS]{...}"""
+    head, mark, arguments = text.partition("[ARGS]")
+    name = head.partition("[CALL_ID]")[0].strip()
+    call = _call({"name": name, "arguments": _read(arguments)}, names, "arguments") if mark else None
     return None if call is None else [call]
 
 
@@ -116,10 +118,13 @@ HERMES = Form(
     tag=('<tool_call>\n{{"name": "{}", "arguments": ', "}\n</tool_call>"),
 )  # fmt: skip
 MISTRAL_NAMED = Form("mistral, with [ARGS]", "[TOOL_CALLS]", "}", _named, ("[TOOL_CALLS]", "[ARGS]"), with_end=True)
-MISTRAL = Form("mistral", "[TOOL_CALLS]", "]", _list, ("[TOOL_CALLS]",), ("[ARGS]", "[CALL_ID]"), with_end=True)
+MISTRAL = Form("mistral", "[TOOL_CALLS]", "]", _list, ("[TOOL_CALLS]",), ("[ARGS]",), with_end=True)
 LLAMA3 = Form("llama 3", "", "", _parameters, ("Environment: ipython", '"parameters"'))
 FORMS = (HERMES, MISTRAL_NAMED, MISTRAL, LLAMA3)
 """Of several that a template declares the first counts."""
+
+INNER_MARKS = ("[ARGS]", "[CALL_ID]", "<|python_tag|>")
+_OBJECT = re.compile(r'\{\s*"name"')
 
 GUIDED = Form("guided", "", "", _last)
 """Of an answer that a grammar holds to one call."""
@@ -271,12 +276,10 @@ class CallReader:
 
     def _text_then_call(self) -> list[str | Call]:
         """What a model thinks before its grammar begins, and the call behind it."""
-        at = self._held.find('{"name":')
-        while at >= 0:
-            calls = self._form.parse(self._held[at:], self._names)
+        for found in _OBJECT.finditer(self._held):
+            calls = self._form.parse(self._held[found.start() :], self._names)
             if calls is not None:
-                return [self._held[:at], *calls]
-            at = self._held.find('{"name":', at + 1)
+                return [self._held[: found.start()], *calls]
         return [self._held]
 
     def _marked(self, found: list[str | Call], last: bool) -> bool:
@@ -325,7 +328,7 @@ def marks_hidden(form: Form, llm: LLM) -> frozenset[int]:
     vocabulary, encode = llm.engine.vocabulary, llm.engine.encode
     if vocabulary is None or encode is None:
         return frozenset()
-    texts = [form.begin, form.end, "[ARGS]", "<|python_tag|>"]
+    texts = [form.begin, form.end, *INNER_MARKS]
     ids = [tuple(encode(text)) for text in texts if text]
     return frozenset(one[0] for one in ids if len(one) == 1 and vocabulary.is_special(one[0]))
 

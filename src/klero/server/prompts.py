@@ -1,0 +1,113 @@
+"""Prompts as the model gets them: texts and conversations as token ids, and whether they fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from klero.engine import chat as chats
+from klero.errors import Fault, RequestError
+from klero.params import SamplingParams
+from klero.server.schemas import Message
+
+if TYPE_CHECKING:
+    from klero.engine import LLM
+    from klero.engine.admission import Limits
+
+ARGUMENTS = ("tools", "chat_template_kwargs", "messages")
+
+
+def as_ids(prompt: str | list[int], llm: LLM) -> list[int]:
+    """The token ids of a prompt. RequestError for a text that cannot be read."""
+    return list(llm.tokenize(prompt)) if isinstance(prompt, str) else prompt
+
+
+class Rendered(NamedTuple):
+    """A conversation as token ids."""
+
+    ids: list[int]
+
+
+def rendered(
+    request: Any, tools: list[dict[str, Any]] | None, llm: LLM, extra: Mapping[str, Any]
+) -> Rendered | Fault:
+    """The prompt of a conversation by the model's template, or what is wrong with it.
+
+    request: with messages, add_generation_prompt and chat_template_kwargs. extra: more for the template, which must use
+    all of it.
+    """
+    more = {**(request.chat_template_kwargs or {}), **extra}
+    try:
+        if any(message.tool_calls for message in request.messages) and not _uses(llm, "tool_calls", tools):
+            return Fault("messages", None, "hold tool_calls, which the chat template does not use; leave them out")
+        ids = llm.render(
+            [as_template_has_it(message) for message in request.messages], tools=tools, chat_template_kwargs=more,
+            add_generation_prompt=request.add_generation_prompt is not False,
+        )  # fmt: skip
+    except RequestError as error:
+        field, _, rule = str(error).partition(": ")
+        name = next((name for name in ARGUMENTS if field == name), None)
+        named = next((key for key in extra if f"does not use {key!r}" in str(error)), None)
+        if named is not None:
+            return Fault(named, extra[named], "the chat template does not use it; leave it out")
+        return Fault(name or "messages", None, rule if name else str(error))
+    return Rendered(ids)
+
+
+def _uses(llm: LLM, word: str, tools: list[dict[str, Any]] | None) -> bool:
+    return word in chats.template_of(llm.tokenizer, None, tools)
+
+
+def as_template_has_it(message: Message) -> dict[str, Any]:
+    """A message as chat templates read it: the arguments of calls as objects, which they write in their own way."""
+    given = {**message.model_dump(exclude_none=True), "content": message.content}
+    for call in given.get("tool_calls", ()):
+        try:
+            arguments = json.loads(call["function"]["arguments"])
+        except (ValueError, RecursionError):
+            continue  # what the model wrote, as it wrote it
+        if isinstance(arguments, dict):
+            call["function"]["arguments"] = arguments
+    return given
+
+
+def num_kept(ids: Sequence[int], params: SamplingParams) -> int:
+    """How many tokens of a prompt the model sees."""
+    most = params.truncate_prompt_tokens
+    return len(ids) if most is None else min(len(ids), most)
+
+
+def context_of(limits: Limits) -> tuple[int, str]:
+    """How many tokens prompt and output may be together, and why."""
+    if limits.capacity is not None and limits.capacity < limits.max_model_len:
+        return limits.capacity, f"all KV blocks together hold {limits.capacity}"
+    return limits.max_model_len, f"the model's context is {limits.max_model_len}"
+
+
+def room_of(ids: Sequence[int], params: SamplingParams, limits: Limits) -> int:
+    """How many tokens fit behind a prompt."""
+    return context_of(limits)[0] - num_kept(ids, params)
+
+
+def faults_of_prompt(place: str, ids: Sequence[int], params: SamplingParams, limits: Limits) -> list[Fault]:
+    """What is wrong with a prompt for this model, as admission would say it; the length that was asked for too."""
+    if not ids:
+        return [Fault(place, list(ids), "is empty; give at least one token")]
+    kept = ids[-num_kept(ids, params) :]
+    outside = next((i for i in kept if not 0 <= i < limits.vocab_size), None)
+    if outside is not None:
+        rule = f"token ids must be in [0, {limits.vocab_size - 1}], the width of the model's logits"
+        return [Fault(place, outside, rule)]
+    if params.prompt_logprobs is not None and max(kept) >= limits.num_scored:
+        rule = f"token ids from {limits.num_scored} on are padding and have no logprob; leave out prompt_logprobs"
+        return [Fault(place, max(kept), rule)]
+    room, (_, what) = room_of(ids, params, limits), context_of(limits)
+    if room < (params.max_tokens != 0):
+        rule = f"{len(kept)} tokens, and {what}: no token can follow; shorten it, or set truncate_prompt_tokens"
+        return [Fault(place, f"{len(kept)} tokens", rule)]
+    if params.max_tokens is not None and params.max_tokens > room:
+        asked = len(kept) + params.max_tokens
+        rule = f"{len(kept)} prompt tokens ({place}) + max_tokens are {asked} and {what}; at most {room} fit"
+        return [Fault("max_tokens", params.max_tokens, rule)]
+    return []
