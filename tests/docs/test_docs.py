@@ -12,7 +12,7 @@ import pytest
 import klero
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = ["README.md", "docs/road.md", "docs/batching.md", "docs/draw.md", "docs/rules.md"]
+DOCUMENTS = ["README.md", "docs/road.md", "docs/batching.md", "docs/draw.md", "docs/grammar.md", "docs/rules.md"]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

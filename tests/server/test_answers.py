@@ -14,7 +14,7 @@ pytest.importorskip("pydantic")
 pytest.importorskip("transformers")
 
 import numpy as np
-from tests.server.toys import TOKENIZER, USER, answer_of, asked_of, chunks, put_together, saying, toy, whole
+from tests.server.toys import TOKENIZER, USER, answer_of, asked_of, chunks, put_together, refused, saying, toy, whole
 
 from klero.engine import LLM
 from klero.finish import TokenBytes
@@ -23,7 +23,7 @@ from klero.server import schemas
 from klero.server.answers import dump, fingerprint_of, new_id
 from klero.server.errors import ApiError
 from klero.server.logprobs import LEAST, TokenTexts, number, pairs, receipts
-from klero.testing.models import PagedToyModel
+from klero.testing.models import PagedToyModel, ToyModel
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +129,20 @@ def test_parts_of_a_character_keep_their_own_bytes():
     assert bytes(texts.shown(0) + texts.shown(1) + texts.shown(2)).decode() == grin
     assert texts.text(0) == "\\xf0\\x9f"
     assert texts.text(3) == "token_id:3"  # a column that is no token
+
+
+def test_offsets_are_those_of_the_text_though_characters_break():
+    e_acute = TOKENIZER.encode("\u00e9")
+    llm = saying([e_acute[0], *TOKENIZER.encode("a"), e_acute[0], 256], 3)
+    body = {"prompt": "xyz", "max_tokens": 9, "temperature": 0, "logprobs": 0, "ignore_eos": True}
+    (choice,) = whole(llm, {**body, "max_tokens": 5, "skip_special_tokens": False})["choices"]
+    assert choice["text"] == "\ufffda\ufffd<end><end>"
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 8]
+    halved = saying([e_acute[1]], 4)  # carries on what the prompt began
+    asked = {**body, "prompt": [*TOKENIZER.encode("xyz"), e_acute[0]], "max_tokens": 2}
+    for echo, text, offsets in ((False, "\u00e9", [0, 1]), (True, "xyz\u00e9", [0, 1, 2, 3, 3, 4])):
+        (choice,) = whole(halved, {**asked, "echo": echo})["choices"]
+        assert (choice["text"], choice["logprobs"]["text_offset"]) == (text, offsets)
 
 
 def test_bytes_of_a_chat_are_those_of_its_text():
@@ -299,6 +313,16 @@ def test_no_answer_is_half_of_one(llm, reason, message, status, told):
     (delta, *_) = llm.stream(asked.prompts, asked.params)
     with pytest.raises(ApiError, match=told):
         answer_of(llm, asked).chunks(0, dataclasses.replace(delta, finish_reason=reason, error=message))
+
+
+def test_a_model_without_texts_has_ids():
+    llm = LLM(ToyModel(vocab_size=9))
+    body = {"prompt": [1, 2], "max_tokens": 1, "logprobs": 0, "echo": True, "return_token_ids": True}
+    (choice,) = whole(llm, body)["choices"]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{i}" for i in [1, 2, *choice["token_ids"]]]
+    assert choice["text"] == ""
+    assert "needs a tokenizer" in refused(llm, {"prompt": "x"}).message
+    assert "needs a tokenizer" in refused(llm, {"messages": USER}).message
 
 
 def test_names_tell_answers_and_servers_apart(llm):

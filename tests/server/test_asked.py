@@ -142,6 +142,15 @@ def test_prompt_and_answer_fit_together(prompt_len, max_tokens, right):
         assert asked_of(llm, body).params[0].max_tokens == right
 
 
+def test_prompt_tokens_without_text_are_refused_where_their_text_is_needed():
+    llm = LLM(ToyModel(vocab_size=300), tokenizer=TOKENIZER)
+    assert "has no text" in refused(llm, {"prompt": [5, 299]}).message
+    body = {"prompt": [299, 5, 6, 7], "max_tokens": 1}
+    assert refused(llm, {**body, "echo": True}).message.startswith("prompt=299: has no text")
+    asked = asked_of(llm, body)
+    assert llm.generate(asked.prompts, asked.params)  # as the engine has it
+
+
 def test_a_prompt_is_cut_before_it_is_measured():
     llm = LLM(ToyModel(vocab_size=257, max_model_len=16), tokenizer=TOKENIZER)
     body = {"prompt": [999, *[5] * 40], "truncate_prompt_tokens": 10}
@@ -184,6 +193,7 @@ def test_every_fault_is_told_at_once(llm):
         ({"logit_bias": {"257": 1}}, "logit_bias"),
         ({"logprobs": 101}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": 101, "echo": True}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"prompt_logprobs": -1}, "prompt_logprobs"),
         ({"logprob_token_ids": list(range(101))}, "logprob_token_ids"),
@@ -416,9 +426,10 @@ def test_whatever_comes_is_taken_or_refused(llm, body, chat):
         {"messages": USER, "metadata": {str(i): i for i in range(300_000)}},
         {"messages": USER, "tools": [{} for _ in range(300_000)]},
         {"prompt": "x", "stop": ["x"] * 500_000},
+        {"prompt": ["x"] * 500_000},
         {"prompt": "x", "logit_bias": {str(i): 1.0 for i in range(200_000)}},
     ],
-    ids=["fields", "messages", "fields of a message", "metadata", "tools", "stop", "logit_bias"],
+    ids=["fields", "messages", "fields of a message", "metadata", "tools", "stop", "prompts", "logit_bias"],
 )
 def test_what_is_far_too_much_is_refused_soon_and_in_few_words(llm, body):
     from time import process_time

@@ -22,7 +22,7 @@ from klero.server import errors
 def ended():
     """What AsyncLLM raises once its thread has ended."""
     try:
-        raise RequestError("the engine's thread has ended: OSError: /home/x") from KleroError("the engine's thread has ended")
+        raise RequestError("the engine's thread has ended: OSError: /home/x") from KleroError("it has ended")
     except RequestError as error:
         return error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -12,6 +13,9 @@ import httpx2
 import pytest
 from tests.engine.gated import Gated
 from tests.server.live import Live, toy
+
+from klero.server.guard import Guard
+from klero.testing.models import ToyModel
 
 COMPLETIONS = "/v1/completions"
 JSON = {"content-type": "application/json"}
@@ -29,8 +33,13 @@ def bearer(key):
     return {"authorization": f"Bearer {key}"}
 
 
-@pytest.mark.parametrize("headers", [{}, bearer("wrong"), bearer("sesame2"), bearer("sesam"), {"authorization": "sesame"},
-                                     {"authorization": "Basic sesame"}, {"authorization": b"Bearer \xff"}])  # fmt: skip
+WRONG = [
+    {}, bearer("wrong"), bearer("sesame2"), bearer("sesam"), {"authorization": "sesame"},
+    {"authorization": "Basic sesame"}, {"authorization": b"Bearer \xff"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("headers", WRONG)
 @pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize", "/nothing"])
 def test_without_the_key_nothing_is_told(strict, path, headers):
     answer = strict.post(path, SHORT, headers=headers)
@@ -141,27 +150,30 @@ def test_requests_at_a_time_have_a_number():
 
 
 def test_a_client_that_never_reads_is_cut_off():
-    lots = {"prompt": "x", "max_tokens": 50_000, "stream": True, "logprobs": 20, "ignore_eos": True}
+    lots = {"prompt": "x", "max_tokens": 50_000, "stream": True, "logprobs": 100, "ignore_eos": True}
 
     def make():
-        return toy(type(toy().engine.model)(vocab_size=257, max_model_len=60_000), num_blocks=None, max_num_seqs=2)
+        return toy(ToyModel(vocab_size=257, max_model_len=60_000), max_num_seqs=2)
 
-    with Live(make, read_timeout=0.5) as live:
+    with Live(make, read_timeout=0.3) as live:
         body = json.dumps(lots).encode()
-        with connect(live) as client:
+        host, port = live.url.removeprefix("http://").split(":")
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect((host, int(port)))
             client.sendall(head(len(body)) + body)
             while not live.server.service.num_running:
                 time.sleep(0.01)
-            live.all_free(30)  # though it is far from its end
-            assert live.llm.engine.num_generated < 50_000
+            live.all_free(30)
+            assert live.llm.engine.num_generated < 40_000  # far from its end
         assert live.complete(**SHORT)["choices"]
 
 
 def test_logs_hold_no_prompt(strict, caplog):
-    from klero.server.guard import Guard
+    said = "".join(["a ", "secret", " prompt"])
 
     async def broken(scope, receive, send):
-        raise KeyError("a secret prompt")
+        raise KeyError(said)
 
     sent = []
 
@@ -171,12 +183,10 @@ def test_logs_hold_no_prompt(strict, caplog):
     async def receive():
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    import asyncio
-
     guard = Guard(broken, strict.server.service, ())
     asyncio.run(guard({"type": "http", "path": "/health", "method": "GET", "headers": []}, receive, send))
     assert sent[0]["status"] == 500
-    assert b"secret" not in sent[1]["body"]
+    assert said.encode() not in sent[1]["body"]
     assert "unexpected KeyError" in caplog.text
     assert "broken" in caplog.text  # where it was
-    assert "secret" not in caplog.text
+    assert said not in caplog.text

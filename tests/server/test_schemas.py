@@ -7,8 +7,9 @@ import json
 import pytest
 
 pytest.importorskip("pydantic")
-jsonschema = pytest.importorskip("jsonschema")
+pytest.importorskip("jsonschema")
 
+import jsonschema
 from tests.server.toys import USER, asked_of, refused, toy
 
 from klero.server import schemas
@@ -65,7 +66,8 @@ GOOD = [
 BAD = [
     {}, {"prompt": 5}, {"prompt": []}, {"prompt": [1.5]}, {"prompt": [-1]}, {"prompt": "x", "temperature": -1},
     {"prompt": "x", "nobodys": 1}, {"prompt": "x", "stream": 1}, {"prompt": "x", "stop": [""]},
-    {"prompt": "x", "logit_bias": {"5": 101}}, {"prompt": "x", "response_format": {"type": "x"}}, {"prompt": "x", "suffix": "y"},
+    {"prompt": "x", "logit_bias": {"5": 101}}, {"prompt": "x", "response_format": {"type": "x"}},
+    {"prompt": "x", "suffix": "y"},
     {"messages": []}, {"messages": [{"role": "user", "content": 5}]}, {"messages": USER, "top_logprobs": 21},
     {"messages": USER, "metadata": {"a": 1}}, {"messages": USER, "store": True}, {"messages": USER, "tool_choice": "x"},
     {"messages": USER, "functions": []}, {"messages": [{"role": "user", "content": "x", "y": 1}]},

@@ -37,7 +37,8 @@ from klero.server.tools import (
     schema_of_calls,
 )
 
-AT = {"type": "object", "properties": {"at": {"enum": ["sea", "sky"]}}, "required": ["at"], "additionalProperties": False}
+AT = {"type": "object", "properties": {"at": {"enum": ["sea", "sky"]}}, "required": ["at"],
+      "additionalProperties": False}  # fmt: skip
 LOOK = {"type": "function", "function": {"name": "look", "description": "Look there.", "parameters": AT}}
 WAIT = {"type": "function", "function": {"name": "wait"}}
 NAMES = frozenset({"look", "wait"})
@@ -68,8 +69,8 @@ def read(form, *pieces):
         ('<tool_call>\n{"name": "look", "arguments": {"at": "sea"}}\n</tool_call>', [SEA]),
         ('So:\n<tool_call>{"name": "wait", "arguments": {}}</tool_call>\n', ["So:\n", WAITS]),
         (
-            '<tool_call>{"name": "wait", "arguments": {}}</tool_call>\n<tool_call>{"arguments": {"at": "sea"}, "name": "look"}'
-            "</tool_call> done",
+            '<tool_call>{"name": "wait", "arguments": {}}</tool_call>\n'
+            '<tool_call>{"arguments": {"at": "sea"}, "name": "look"}</tool_call> done',
             [WAITS, SEA, "done"],
         ),
         (  # the end mark inside a text of the arguments
@@ -78,7 +79,8 @@ def read(form, *pieces):
         ),
         ("a < b, <tool", ["a < b, <tool"]),
         ('<tool_call>{"name": "look", "argu', ['<tool_call>{"name": "look", "argu']),
-        ('<tool_call>{"name": "fly", "arguments": {}}</tool_call>', ['<tool_call>{"name": "fly", "arguments": {}}</tool_call>']),
+        ('<tool_call>{"name": "fly", "arguments": {}}</tool_call>',
+         ['<tool_call>{"name": "fly", "arguments": {}}</tool_call>']),
         ("<tool_call>[]</tool_call>", ["<tool_call>[]</tool_call>"]),
         ('<tool_call>{"name": "wait", "arguments": {"a": NaN}}</tool_call>',
          ['<tool_call>{"name": "wait", "arguments": {"a": NaN}}</tool_call>']),
@@ -95,19 +97,24 @@ def test_hermes(text, right):
 @pytest.mark.parametrize(
     "form, text, right",
     [
-        (MISTRAL, '[TOOL_CALLS] [{"name": "look", "arguments": {"at": "sea"}}, {"name": "wait", "arguments": {}}]', [SEA, WAITS]),
-        (MISTRAL, '[TOOL_CALLS][{"name": "wait", "arguments": {"a": [1, "]"]}}] x', [Call("wait", '{"a": [1, "]"]}'), "x"]),
+        (MISTRAL, '[TOOL_CALLS] [{"name": "look", "arguments": {"at": "sea"}}, {"name": "wait", "arguments": {}}]',
+         [SEA, WAITS]),
+        (MISTRAL, '[TOOL_CALLS][{"name": "wait", "arguments": {"a": [1, "]"]}}] x',
+         [Call("wait", '{"a": [1, "]"]}'), "x"]),
         (MISTRAL, "[TOOL_CALLS][]", ["[TOOL_CALLS][]"]),
-        (MISTRAL, '[TOOL_CALLS][{"name": "wait", "arguments": {}}, 5]', ['[TOOL_CALLS][{"name": "wait", "arguments": {}}, 5]']),
+        (MISTRAL, '[TOOL_CALLS][{"name": "wait", "arguments": {}}, 5]',
+         ['[TOOL_CALLS][{"name": "wait", "arguments": {}}, 5]']),
         (MISTRAL_NAMED, '[TOOL_CALLS]look[ARGS]{"at": "sea"}[TOOL_CALLS]wait[CALL_ID]1[ARGS]{}', [SEA, WAITS]),
         (MISTRAL_NAMED, "[TOOL_CALLS]fly[ARGS]{}", ["[TOOL_CALLS]fly[ARGS]{}"]),
         (LLAMA3, ' {"name": "look", "parameters": {"at": "sea"}}', [SEA]),
-        (LLAMA3, '<|python_tag|>{"name": "look", "parameters": {"at": "sea"}}; {"name": "wait", "parameters": {}}', [SEA, WAITS]),
+        (LLAMA3, '<|python_tag|>{"name": "look", "parameters": {"at": "sea"}}; {"name": "wait", "parameters": {}}',
+         [SEA, WAITS]),
         (LLAMA3, '{"name": "look", "parameters": {}} and more', ['{"name": "look", "parameters": {}} and more']),
         (LLAMA3, 'So {"name": "wait", "parameters": {}}', ['So {"name": "wait", "parameters": {}}']),
         (LLAMA3, "<|python_tag|>print()", ["<|python_tag|>print()"]),
         (GUIDED, '{"name":"look","arguments":{"at": "sea"}}', [SEA]),
-        (GUIDED, '<think>{"name": 5</think>{"name":"look","arguments":{"at": "sea"}}', ['<think>{"name": 5</think>', SEA]),
+        (GUIDED, '<think>{"name": 5</think>{"name":"look","arguments":{"at": "sea"}}',
+         ['<think>{"name": 5</think>', SEA]),
         (GUIDED, '{"name":"look","argum', ['{"name":"look","argum']),
     ],
 )  # fmt: skip
@@ -117,8 +124,9 @@ def test_other_forms(form, text, right):
 
 PIECES = st.lists(
     st.sampled_from([
-        "<tool_call>", "</tool_call>", "<tool", "_call>", '{"name": "wait", "arguments": {}}', '{"name": "look", ', "\n",
-        '"arguments": {"at": "sea"}}', "[TOOL_CALLS]", "[", "]", "[ARGS]", "wait", "{}", "}", " x", "; ", "<|python_tag|>",
+        "<tool_call>", "</tool_call>", "<tool", "_call>", '{"name": "wait", "arguments": {}}', '{"name": "look", ',
+        '"arguments": {"at": "sea"}}', "[TOOL_CALLS]", "[", "]", "[ARGS]", "wait", "{}", "}", " x", "; ", "\n",
+        "<|python_tag|>",
         '{"name": "wait", "parameters": {}}', "{",
     ]),
     max_size=12,
@@ -196,18 +204,19 @@ def test_marks_that_are_special_tokens_are_seen_and_not_shown():
 
 def test_a_required_call_is_held_to_its_schema():
     llm = toy()  # a template whose form nobody knows
-    for tool_choice, names in (("required", {"look", "sum"}), ({"type": "function", "function": {"name": "sum"}}, {"sum"})):
-        numbers = {"type": "object", "$defs": {"n": {"enum": [1, 22]}}, "properties": {"a": {"$ref": "#/$defs/n"}},
-                   "required": ["a"], "additionalProperties": False}  # fmt: skip
-        tools = [LOOK, {"type": "function", "function": {"name": "sum", "parameters": numbers}}]
-        body = {"messages": USER, "tools": tools, "tool_choice": tool_choice, "parallel_tool_calls": False}
+    numbers = {"type": "object", "$defs": {"n": {"enum": [1, 22]}}, "properties": {"a": {"$ref": "#/$defs/n"}},
+               "required": ["a"], "additionalProperties": False}  # fmt: skip
+    tools = [LOOK, {"type": "function", "function": {"name": "sum", "parameters": numbers}}]
+    right = {"sum": [{"a": 1}, {"a": 22}], "look": [{"at": "sea"}, {"at": "sky"}]}
+    named = {"type": "function", "function": {"name": "sum"}}
+    for tool_choice, names in (("required", {"look", "sum"}), (named, {"sum"})):
+        body = {"messages": USER, "tools": tools, "tool_choice": tool_choice, "temperature": 9}
         seen = set()
         for seed in range(8):
             (choice,) = whole(llm, {**body, "seed": seed})["choices"]
             (call,) = choice["message"]["tool_calls"]
             assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
-            arguments = json.loads(call["function"]["arguments"])
-            assert arguments in ([{"a": 1}, {"a": 22}] if call["function"]["name"] == "sum" else [{"at": "sea"}, {"at": "sky"}])
+            assert json.loads(call["function"]["arguments"]) in right[call["function"]["name"]]
             seen.add(call["function"]["name"])
             assert put_together(chunks(llm, {**body, "seed": seed}), 1) == [choice]
         assert seen == names
@@ -221,8 +230,9 @@ def test_a_strict_tool_is_held_to_its_schema_where_the_model_calls_it():
     assert tag["triggers"] == ["<tool_call>"]
     assert tag["structures"] == [
         {"begin": '<tool_call>\n{"name": "look", "arguments": ', "schema": AT, "end": "}\n</tool_call>"},
-        {"begin": '<tool_call>\n{"name": "wait", "arguments": ', "schema": {"type": "object"}, "end": "}\n</tool_call>"},
-    ]
+        {"begin": '<tool_call>\n{"name": "wait", "arguments": ', "schema": {"type": "object"},
+         "end": "}\n</tool_call>"},
+    ]  # fmt: skip
     other = toy(make_tokenizer(MISTRAL_LIKE))
     assert "cannot be held" in refused(other, {"messages": USER, "tools": [strict]}).message
 
@@ -243,11 +253,14 @@ def test_references_follow_their_schema():
         (HERMES_LIKE, {"tool_choice": "auto"}, "tool_choice", "without tools"),
         (HERMES_LIKE, {"tool_choice": "auto", "tools": []}, "tool_choice", "without tools"),
         (HERMES_LIKE, {"tool_choice": "maybe", "tools": [LOOK]}, "tool_choice", "must be"),
-        (HERMES_LIKE, {"tool_choice": {"type": "function", "function": {"name": "fly"}}, "tools": [LOOK]}, "tool_choice", "none of"),
+        (HERMES_LIKE, {"tool_choice": {"type": "function", "function": {"name": "fly"}}, "tools": [LOOK]},
+         "tool_choice", "none of"),
         (HERMES_LIKE, {"tools": [LOOK], "parallel_tool_calls": False}, "parallel_tool_calls", "one call"),
         (HERMES_LIKE, {"tools": [{"type": "custom"}]}, "tools[0].type", "function"),
-        (HERMES_LIKE, {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
-        (HERMES_LIKE, {"tools": [LOOK], "response_format": {"type": "json_object"}}, "response_format", "stands beside tools"),
+        (HERMES_LIKE, {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+         "tools[0].function.name", "pattern"),
+        (HERMES_LIKE, {"tools": [LOOK], "response_format": {"type": "json_object"}},
+         "response_format", "stands beside tools"),
         (HERMES_LIKE, {"tools": [LOOK], "regex": "a"}, "regex", "stands beside tools"),
         (HERMES_LIKE, {"tools": [LOOK], "detokenize": False}, "detokenize", "stands beside tools"),
         ("{{ messages[0].content }}", {"tools": [LOOK], "tool_choice": "required"}, "tools", "does not use them"),

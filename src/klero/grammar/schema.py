@@ -89,6 +89,8 @@ class _Schema:
                 self._refuse(at, f"{key!r:.40} is not a keyword that can be held; leave it out or say it otherwise")
             made[key] = self._value(key, value, f"{at}.{key}")
         self._check_properties(made, at)
+        if "oneOf" in made and "anyOf" not in made and self._told_apart(schema["oneOf"]):
+            made["anyOf"] = made.pop("oneOf")
         if _no_number(made):
             return False
         return _with_pattern(made if made.get("type") == "integer" else _with_closed_bounds(made))
@@ -143,7 +145,7 @@ class _Schema:
         pieces = PIECE.findall(value)
         for piece in pieces:
             inside = piece[1:-1] if piece.startswith("[") else piece
-            if piece.startswith("[") and re.search(r"(?<!^)\[|&&|--|~~", piece):
+            if piece.startswith("[") and re.search(r"\[|&&|--|~~", re.sub(r"\\.", "", inside)):
                 self._refuse(at, f"the set {piece!r:.40} has more than one meaning; escape '[', '&', '-' and '~' in it")
             if any(not CATEGORY.fullmatch(name) for name in re.findall(r"\\[pP](?:\{[^}]*\}|.)", inside)):
                 self._refuse(at, f"{piece!r:.40} can be held for the categories L, M, N, P, S and Z only")
@@ -161,8 +163,34 @@ class _Schema:
         if least > max(1, len(required)):
             self._refuse(f"{at}.minProperties", "can be held up to 1, or up to the number of required properties")
 
+    def _told_apart(self, options: list[Any]) -> bool:
+        """Whether a property that all options require has a value of its own in each, so that no value meets two."""
+        values = [_required_values(self._root, option) for option in options]
+        names = set.intersection(*(set(of_option) for of_option in values)) if values else set()
+        for name in names:
+            found = [value for of_option in values for value in of_option[name]]
+            if len(set(found)) == len(found):
+                return True
+        return False
+
     def _refuse(self, at: str, rule: str) -> NoReturn:
         raise GrammarError([Fault(self._source.field, self._source.text, f"{at}: {rule}")])
+
+
+def _required_values(root: Any, option: Any) -> dict[str, list[str]]:
+    """The texts that each required property of an object may be, of those properties that list them."""
+    if isinstance(option, dict) and "$ref" in option:
+        option = _target(root, option["$ref"])
+    if not isinstance(option, dict) or option.get("type") != "object":
+        return {}
+    listed = option.get("properties", {})
+    texts = {}
+    for name in option.get("required", []):
+        part = listed.get(name, {}) if isinstance(listed, dict) else {}
+        values = part.get("enum", [part["const"]] if "const" in part else []) if isinstance(part, dict) else []
+        if values and all(isinstance(value, str) for value in values):
+            texts[name] = values
+    return texts
 
 
 def _written(piece: str) -> str:

@@ -34,9 +34,13 @@ PYTHON: dict[str, Any] = {
     "null": type(None), "boolean": bool, "integer": int, "number": (int, float), "string": str, "array": list,
     "object": dict,
 }  # fmt: skip
-ANYWHERE = {"$schema", "$id", "$defs", "definitions"}
+ANYWHERE = {"$schema", "$defs", "definitions"}
 ALONE = ("$ref", "anyOf", "const", "enum")
 """The keywords beside which it drops all others."""
+LOOKS = r"\(\?(?!:)"
+PLAIN = r"\\[dw]|\\[^\w\"\\]"
+SAYABLE = re.compile(rf"{PLAIN}|[^\x00-\x1f\x7f\"\\.\[]|\[(?!\^)(?:{PLAIN}|[^\x00-\x1f\x7f\"\\])*\]")
+"""A piece of a pattern that stands for no character that a JSON string escapes: xgrammar writes them as they are."""
 
 
 class XGrammar:
@@ -219,6 +223,7 @@ def _check_keywords(source: Source, schema: dict[str, Any]) -> None:
     if wrong := sorted(keys - known):
         beside = alone or " or ".join(map(str, types)) or "no type"
         raise refused(source, f"xgrammar does not hold {wrong[0]!r} beside {beside}; leave it out, or take llguidance")
+    _check_reach(source, schema)
     if "pattern" in keys and keys & {"minLength", "maxLength"}:
         raise refused(source, "xgrammar does not hold a length beside a pattern; leave it out, or take llguidance")
     if schema.get("properties") and schema.get("additionalProperties", False) is not False:
@@ -226,9 +231,26 @@ def _check_keywords(source: Source, schema: dict[str, Any]) -> None:
         raise refused(source, f"{rule}, or take llguidance")
 
 
+def _check_reach(source: Source, schema: dict[str, Any]) -> None:
+    """Refuse references, names and patterns that xgrammar follows no further than it likes."""
+    if not re.match(r"#(?:/|$)", schema.get("$ref", "#")):
+        raise refused(source, f"xgrammar follows references as #/$defs/name alone, not {schema['$ref']!r:.40}")
+    if unlisted := [name for name in schema.get("required", []) if name not in schema.get("properties", {})]:
+        raise refused(source, f"xgrammar does not require {unlisted[0]!r:.40}, which is not in properties; list it")
+    pattern = schema.get("pattern", "")
+    rest = SAYABLE.sub("", pattern) or "".join(re.findall(LOOKS, pattern))
+    wide = [part for part in re.findall(r"(?<!\\)\[[^\]]*\]", pattern) if any(re.fullmatch(part, c) for c in '\x01"\\')]
+    if rest or wide:
+        part = (wide or [rest])[0]
+        rule = "may stand for what JSON escapes, or looks further, and xgrammar does not; say which characters may come"
+        raise refused(source, f"{part!r:.40} in a pattern {rule}, or take llguidance")
+
+
 def _checked_regex(source: Source) -> str:
     """A regular expression whose anchors are at its ends, as xgrammar drops the others."""
     pieces = re.findall(r"\\.|\[(?:\\.|[^\]\\])*\]|.", source.text, re.DOTALL)
+    if re.search(LOOKS, source.text) or "\\b" in pieces or "\\B" in pieces:
+        raise refused(source, "xgrammar drops what looks ahead, behind or at the border of a word; leave it out")
     if "^" in pieces[1:] or "$" in pieces[:-1] or ("|" in pieces and {"^", "$"} & {*pieces}):
         raise refused(source, "xgrammar drops ^ and $ that are not at the ends; leave them out: the whole text matches")
     return "".join("[^\\n]" if piece == "." else piece for piece in pieces)

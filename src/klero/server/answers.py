@@ -75,8 +75,10 @@ class Answer:
         }  # fmt: skip
         if asked.request_id is not None:
             self._envelope["request_id"] = asked.request_id
+        hidden = frozenset[int]() if asked.form is None else marks_hidden(asked.form, llm)
         self._choices = [
-            [Choice(asked, llm, i, j, answer_id) for j in range(params.n)] for i, params in enumerate(asked.params)
+            [Choice(asked, llm, i, j, answer_id, hidden) for j in range(params.n)]
+            for i, params in enumerate(asked.params)
         ]
         self._held: dict[int, list[Delta]] = {}  # deltas by prompt, until its logprobs are there
         self._echoes_logprobs = asked.echo and asked.logprobs is not None
@@ -159,9 +161,11 @@ class Said(NamedTuple):
 
 
 class Choice:
-    """One choice as it comes: where its text, its logprobs and its calls stand."""
+    """One choice as it comes: where its text, its logprobs and its calls stand. hidden: marks of calls that text hides."""
 
-    def __init__(self, asked: Asked, llm: LLM, prompt_index: int, index: int, answer_id: str) -> None:
+    def __init__(
+        self, asked: Asked, llm: LLM, prompt_index: int, index: int, answer_id: str, hidden: frozenset[int]
+    ) -> None:
         self._asked, self._params = asked, asked.params[prompt_index]
         ids = asked.prompts[prompt_index]
         most = self._params.truncate_prompt_tokens
@@ -180,7 +184,7 @@ class Choice:
         self._marked: MarkedText | None = None
         if asked.form is not None:
             self._calls = CallReader(asked.form, asked.functions)
-            if hidden := marks_hidden(asked.form, llm):
+            if hidden:
                 self._marked = MarkedText(llm, self._params, self._prompt_ids, hidden)
 
     def take(self, news: News, output: RequestOutput | None) -> Said:

@@ -18,7 +18,7 @@ from klero.params.width import check_width
 from klero.server.bodies import SAMPLING, parsed, place_of, read_body, unknown
 from klero.server.errors import refusal_of
 from klero.server.fields import FIELDS, NOT_OVER_HTTP
-from klero.server.limits import faults_beyond
+from klero.server.limits import LISTED, faults_beyond
 from klero.server.prompts import Rendered, as_ids, faults_of_prompt, rendered, room_of
 from klero.server.schemas import Body, ChatCompletionRequest, CompletionRequest
 from klero.server.tools import Form, Use, use_of
@@ -81,8 +81,11 @@ def completion_of(body: Mapping[str, Any], llm: LLM, options: ServerOptions) -> 
         fields["prompt_logprobs"] = max(logprobs, logprobs if prompt_logprobs is None else prompt_logprobs)
         if -1 in (logprobs, prompt_logprobs):
             fields["prompt_logprobs"] = -1
+        if prompt_logprobs is None:
+            parts.names["prompt_logprobs"] = parts.names.get("logprobs", "logprobs")
     params = parts.params(DEFAULTS | {"max_tokens": MAX_TOKENS}, options, num_prompts=len(request.prompt))
-    return _asked("completion", parts, request, params, _prompts_of(request.prompt, parts, llm), llm,
+    prompts = [] if len(request.prompt) > options.max_prompts else _prompts_of(request.prompt, parts, llm)
+    return _asked("completion", parts, request, params, prompts, llm,
                   {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs, "echo": echo})  # fmt: skip
 
 
@@ -178,6 +181,9 @@ class _Parts:
         """The parameters; None, and faults, where they break a rule."""
         beyond = faults_beyond(self.fields, options, num_prompts)
         self.tell(beyond)
+        for fault in beyond:
+            if fault.field in LISTED:  # far too many may take long to look at one by one
+                self.fields.pop(fault.field, None)
         told = {fault.field for fault in beyond}
         try:
             return SamplingParams.from_dict({**defaults, **self.fields})
@@ -188,8 +194,9 @@ class _Parts:
 
 def _split(body: Mapping[str, Any], model: type[Body], not_here: Mapping[str, str]) -> _Parts:
     """Take a body apart. null is silence. not_here: fields of SamplingParams that this route refuses, and why."""
-    request, faults = parsed({n: v for n, v in body.items() if n in model.model_fields and v is not None}, model)
-    others = {name: value for name, value in body.items() if name not in model.model_fields}
+    own = set(model.model_fields)
+    request, faults = parsed({n: v for n, v in body.items() if n in own and v is not None}, model)
+    others = {name: value for name, value in body.items() if name not in own}
     known = {name: value for name, value in others.items() if ALIASES.get(name, name) in FIELDS}
     nobodys = [(name, value) for name, value in others.items() if name not in known and name not in not_here]
     broken = {place_of(fault) for fault in faults}
@@ -197,7 +204,7 @@ def _split(body: Mapping[str, Any], model: type[Body], not_here: Mapping[str, st
         if others.get(name) not in (None, False, []):
             faults.append(Fault(name, others[name], why))
         known.pop(name, None)
-    faults += unknown(nobodys, [*model.model_fields, *SAMPLING])
+    faults += unknown(nobodys, [*own, *SAMPLING])
     given = {name: value for name, value in known.items() if value is not None}
     fields, twice = resolve_aliases(given)
     names = {ALIASES[name]: name for name in given if name in ALIASES}
@@ -258,7 +265,7 @@ def _each(
     for i, ids in enumerate(prompts):
         place = "messages" if kind == "chat" else _place(i, len(prompts))
         wanted = dataclasses.replace(params, max_tokens=None, min_tokens=0) if defaulted else params
-        parts.tell(faults_of_prompt(place, ids, wanted, limits))
+        parts.tell(faults_of_prompt(place, ids, wanted, llm))
         one = params.for_prompt(i)
         if defaulted and not parts.faults:
             try:

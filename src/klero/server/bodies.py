@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -75,15 +75,15 @@ def place_of(fault: Fault) -> str:
     return re.split(r"[.\[]", fault.field, maxsplit=1)[0]
 
 
-def unknown(names: Iterable[tuple[str, Any]], known: Sequence[str]) -> list[Fault]:
-    """A fault for each field that nobody knows. known: the fields that there are."""
-    return [Fault(name[:64], value, _rule_of_unknown(name, known, i)) for i, (name, value) in enumerate(names)]
+def unknown(names: Sequence[tuple[str, Any]], known: Sequence[str]) -> list[Fault]:
+    """A fault for each field that nobody knows, of very many for the first. known: the fields that there are."""
+    return [Fault(name[:64], value, _rule_of_unknown(name, known)) for name, value in names[: MOST_FAULTS + 1]]
 
 
-def _rule_of_unknown(name: str, known: Sequence[str], i: int) -> str:
+def _rule_of_unknown(name: str, known: Sequence[str]) -> str:
     if name in NEAREST and NEAREST[name] in known:
         return f"is not known here; did you mean {NEAREST[name]}? docs/porting.md says what differs"
-    close = difflib.get_close_matches(name, known, n=1) if i < MOST_FAULTS and len(name) <= 64 else []
+    close = difflib.get_close_matches(name[:64], known, n=1)
     return "is not known here" + (f"; did you mean {close[0]}?" if close else "; leave it out")
 
 

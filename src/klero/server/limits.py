@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from klero.server.options import ServerOptions
 
 EVERY_TOKEN = -1
+LISTED = ("stop", "stop_token_ids", "bad_words", "bad_token_ids", "logit_bias")
 MOST_BIAS = 100
 
 

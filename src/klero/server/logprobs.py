@@ -9,6 +9,7 @@ from typing import Any
 
 from klero.errors import ModelError
 from klero.finish import TextStream, TokenBytes
+from klero.finish.utf8 import Utf8Decoder, continues
 from klero.logprobs import Logprobs
 from klero.params import SamplingParams
 
@@ -46,9 +47,13 @@ class TokenTexts:
         except UnicodeDecodeError:
             return prefix + "".join(f"\\x{byte:02x}" for byte in data)
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether it is a special token."""
+        return self._vocabulary is not None and self._vocabulary.is_special(token_id)
+
     def shown(self, token_id: int) -> list[int]:
         """The bytes that it adds to the text, before any stop is cut off: none where it is hidden."""
-        if self._hides and self._vocabulary is not None and self._vocabulary.is_special(token_id):
+        if self._hides and self.is_special(token_id):
             return []
         return list(self.data(token_id) or b"")
 
@@ -70,6 +75,7 @@ class Legacy:
         shows = replace(params, stop=(), detokenize=True, echo=echo)
         self._stream = None if vocabulary is None else TextStream(vocabulary, shows, prompt_ids)
         self._of_prompt = None if vocabulary is None else TextStream(vocabulary, replace(shows, echo=False))
+        self._waits = Utf8Decoder()  # for the rest of a character
 
     def of_prompt(self, prompt_ids: Sequence[int], said: Logprobs) -> dict[str, list[Any]]:
         """The lists of the prompt's tokens, which come first with echo; nothing is said of the first."""
@@ -86,11 +92,22 @@ class Legacy:
             lists["tokens"].append(self._texts.text(token_id, "bytes:"))
             lists["token_logprobs"].append(number(float(said.sampled[i])) if known else None)
             lists["top_logprobs"].append(self._most_likely(token_id, said, i) if known else None)
-            lists["text_offset"].append(self._offset)
+            lists["text_offset"].append(self._offset + self._breaks(token_id))
             if stream is not None:
                 stream.push(token_id)
                 self._offset += len(stream.delta())
         return lists
+
+    def _breaks(self, token_id: int) -> bool:
+        """Whether a token ends, as U+FFFD, a character that had begun before it. Takes its bytes."""
+        special, data = self._texts.is_special(token_id), self._texts.data(token_id) or b""
+        begun = self._waits.pending
+        breaks = bool(begun) and (special or (bool(data) and not continues(begun, data)))
+        if special:
+            self._waits = Utf8Decoder()
+        else:
+            self._waits.push(data)
+        return breaks
 
     def _most_likely(self, token_id: int, said: Logprobs, i: int) -> dict[str, float]:
         entries = {self._texts.text(token_id, "bytes:"): number(float(said.sampled[i]))}

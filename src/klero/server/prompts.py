@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klero.engine import chat as chats
-from klero.errors import Fault, RequestError
+from klero.errors import Fault, ModelError, RequestError
+from klero.finish import TextStream, TokenBytes
 from klero.params import SamplingParams
 from klero.server.schemas import Message
 
@@ -90,8 +91,9 @@ def room_of(ids: Sequence[int], params: SamplingParams, limits: Limits) -> int:
     return context_of(limits)[0] - num_kept(ids, params)
 
 
-def faults_of_prompt(place: str, ids: Sequence[int], params: SamplingParams, limits: Limits) -> list[Fault]:
+def faults_of_prompt(place: str, ids: Sequence[int], params: SamplingParams, llm: LLM) -> list[Fault]:
     """What is wrong with a prompt for this model, as admission would say it; the length that was asked for too."""
+    limits = llm.engine.limits
     if not ids:
         return [Fault(place, list(ids), "is empty; give at least one token")]
     kept = ids[-num_kept(ids, params) :]
@@ -102,6 +104,9 @@ def faults_of_prompt(place: str, ids: Sequence[int], params: SamplingParams, lim
     if params.prompt_logprobs is not None and max(kept) >= limits.num_scored:
         rule = f"token ids from {limits.num_scored} on are padding and have no logprob; leave out prompt_logprobs"
         return [Fault(place, max(kept), rule)]
+    textless = _first_without_text(kept, params, llm.engine.vocabulary)
+    if textless is not None:
+        return [Fault(place, textless, "has no text, as it is none of the tokenizer's; give another token")]
     room, (_, what) = room_of(ids, params, limits), context_of(limits)
     if room < (params.max_tokens != 0):
         rule = f"{len(kept)} tokens, and {what}: no token can follow; shorten it, or set truncate_prompt_tokens"
@@ -111,3 +116,19 @@ def faults_of_prompt(place: str, ids: Sequence[int], params: SamplingParams, lim
         rule = f"{len(kept)} prompt tokens ({place}) + max_tokens are {asked} and {what}; at most {room} fit"
         return [Fault("max_tokens", params.max_tokens, rule)]
     return []
+
+
+def _first_without_text(ids: Sequence[int], params: SamplingParams, vocabulary: TokenBytes | None) -> int | None:
+    """A token of a prompt whose text is needed, and which has none; None: there is no such."""
+    if vocabulary is None:
+        return None
+    try:
+        TextStream(vocabulary, params, ids)  # looks whether the prompt ends in half a character
+    except ModelError:
+        return ids[-1]
+    for token_id in dict.fromkeys(ids) if params.echo else ():
+        try:
+            vocabulary.bytes_of_token(token_id)
+        except ModelError:
+            return token_id
+    return None

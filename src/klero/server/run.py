@@ -86,7 +86,8 @@ class Server:
     def stop(self) -> None:
         """Ask from any thread that the server ends as by SIGTERM; a second time ends what runs at once."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._stop)
+            with contextlib.suppress(RuntimeError):  # it has ended, and its loop is closed
+                self._loop.call_soon_threadsafe(self._stop)
 
     def _stop(self) -> None:
         if self._stopped.is_set():
@@ -172,6 +173,7 @@ def listen(options: ServerOptions) -> socket.socket:
 async def _in_thread(function: Callable[[], Any]) -> Any:
     """Run a function in a thread that nobody waits for when the process ends."""
     future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()  # it cannot be cancelled
 
     def run() -> None:
         try:

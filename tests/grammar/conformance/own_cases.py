@@ -18,6 +18,14 @@ class Own(NamedTuple):
     invalid: tuple[str, ...]
 
 
+
+def kind(name: str, *kinds: str) -> dict[str, Any]:
+    """An object that is of one of these kinds, with an integer of this name: as pydantic writes tagged unions."""
+    properties = {"kind": {"enum": list(kinds)}, name: {"type": "integer"}}
+    return {"type": "object", "properties": properties, "required": ["kind", name], "additionalProperties": False}
+
+
+KINDS = {"oneOf": [{"$ref": "#/$defs/A"}, kind("y", "b", "c")], "$defs": {"A": kind("x", "a")}}
 A_INT = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 OWN = [
@@ -88,6 +96,7 @@ OWN = [
     Own("anyOf", {"anyOf": [{"minLength": 2}, {"maxLength": 0}], "type": "string"}, ('""', '"ab"'), ('"a"', "1")),
     Own("allOf", {"allOf": [{"minimum": 2}, {"maximum": 4}], "type": "integer"}, ("2", "4"), ("1", "5")),
     Own("oneOf", {"oneOf": [{"type": "integer"}, {"type": "string"}]}, ("1", '"x"'), ("1.5", "null")),
+    Own("oneOf", KINDS, ('{"kind":"a","x":1}', '{"kind":"c","y":2}'), ('{"kind":"a","y":2}', '{"kind":"d"}', "{}")),
     Own("$ref", {"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}}, ("1",), ('"x"', "null")),
     Own("$ref", {"$ref": "#/$defs/a", "maximum": 3, "$defs": {"a": {"type": "integer"}}}, ("3",), ("4", "1.5")),
     Own(
@@ -113,6 +122,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("$dynamicRef", {"$dynamicRef": "#a"}),
     ("minProperties", {"type": "object", "minProperties": 2}),
     ("oneOf", {"oneOf": [{"type": "integer"}, {"minimum": 2}]}),
+    ("oneOf", {"oneOf": [kind("x", "a", "b"), kind("y", "b", "c")]}),  # both may be b
     ("$ref", {"$ref": "other.json"}),
     ("$ref", {"$ref": "https://json-schema.org/draft/2020-12/schema"}),
     ("$ref", {"$ref": "#/$defs/nowhere"}),
