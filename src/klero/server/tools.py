@@ -114,12 +114,12 @@ def _last(text: str, names: frozenset[str]) -> list[Call] | None:
 
 
 HERMES = Form(
-    "hermes", "<tool_call>", "</tool_call>", _one, ("<tool_call>", '"arguments"'), ("<function=", "<arg_key>"),
+    "hermes", "<tool_call>", "</tool_call>", _one, ("<tool_call>", "arguments"), ("<function=", "<arg_key>"),
     tag=('<tool_call>\n{{"name": "{}", "arguments": ', "}\n</tool_call>"),
 )  # fmt: skip
 MISTRAL_NAMED = Form("mistral, with [ARGS]", "[TOOL_CALLS]", "}", _named, ("[TOOL_CALLS]", "[ARGS]"), with_end=True)
 MISTRAL = Form("mistral", "[TOOL_CALLS]", "]", _list, ("[TOOL_CALLS]",), ("[ARGS]",), with_end=True)
-LLAMA3 = Form("llama 3", "", "", _parameters, ("Environment: ipython", '"parameters"'))
+LLAMA3 = Form("llama 3", "", "", _parameters, ("Environment: ipython", "parameters"))
 FORMS = (HERMES, MISTRAL_NAMED, MISTRAL, LLAMA3)
 """Of several that a template declares the first counts."""
 
