@@ -163,6 +163,22 @@ def test_nobody_loses_his_place_because_one_before_them_has_a_long_prompt():
     end(engine)
 
 
+def test_nobody_loses_his_place_to_one_that_siblings_keep_out():
+    """b0 takes the place of a1, and b1 and b2 will take what comes next: c, behind them, unseats nobody."""
+    engine = engine_of(max_num_seqs=2, max_num_batched_tokens=4, scheduling_policy="priority")
+    engine.add_request("a", [1], hot(30, n=2))
+    for _ in range(3):
+        engine.step()
+    engine.add_request("b", [2] * 20, hot(3, n=3), priority=-1)
+    engine.add_request("c", [3] * 3, hot(3), priority=-1)
+    for _ in range(6):
+        engine.step()
+        assert running(engine) == ["b0", "a0"]
+    assert engine.scheduler.num_preemptions == 1
+    found = end(engine)
+    assert [choice.token_ids for choice in found["a"].outputs] == tokens_of([1], hot(30, n=2))
+
+
 def test_priority_needs_the_policy():
     engine = engine_of()
     with pytest.raises(RequestError, match="priority=3: scheduling_policy is 'fcfs'"):

@@ -46,6 +46,17 @@ def toy(model=None, **options):
     return LLM(model, tokenizer=TOKENIZER, **(OPTIONS | options))
 
 
+class Counting(AsyncLLM):
+    """Counts what the engine has been asked."""
+
+    num_asked = 0
+
+    async def _submit(self, *wanted, **options):
+        asked = await super()._submit(*wanted, **options)
+        self.num_asked += 1
+        return asked
+
+
 class Live:
     """A server that runs. url; llm: what it serves; options: those of the server. `with` starts and stops it."""
 
@@ -58,7 +69,8 @@ class Live:
     def _run(self):
         def load():
             self.llm = self._make()
-            return AsyncLLM(self.llm)
+            self.aio = Counting(self.llm)
+            return self.aio
 
         self.code = self.server.run(load)
 
@@ -85,6 +97,13 @@ class Live:
     def join(self):
         self._thread.join(30)
         assert not self._thread.is_alive(), "the server does not end"
+
+    def wait_until_asked(self, number):
+        """Wait until the engine was asked so many requests in all, though it may not have let them in."""
+        end = time.monotonic() + 20
+        while self.aio.num_asked < number:
+            assert time.monotonic() < end
+            time.sleep(0.001)
 
     def get(self, path, **options):
         """The answer to a GET; None while nobody answers."""

@@ -155,7 +155,7 @@ def test_a_prompt_is_cut_before_it_is_measured():
     llm = LLM(ToyModel(vocab_size=257, max_model_len=16), tokenizer=TOKENIZER)
     body = {"prompt": [999, *[5] * 40], "truncate_prompt_tokens": 10}
     assert asked_of(llm, body).params[0].max_tokens == 6
-    assert refused(llm, {**body, "min_tokens": 7}).param == "min_tokens"
+    assert refused(llm, {**body, "min_tokens": 7}).message.endswith("at most 6 fit")
 
 
 def test_every_fault_is_told_at_once(llm):

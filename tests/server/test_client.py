@@ -53,9 +53,8 @@ def test_models(client):
 
 def test_completions(client, live):
     whole = client.completions.create(model="toy", prompt="Hello", n=2, logprobs=2, echo=True, **SEEDED)
-    assert [choice.text for choice in whole.choices] == [
-        "Hello" + choice.text for choice in toy().generate(["Hello"], SamplingParams(temperature=1.0, n=2, **SEEDED))[0].outputs
-    ]  # fmt: skip
+    expected = toy().generate(["Hello"], SamplingParams(temperature=1.0, n=2, **SEEDED))[0].outputs
+    assert [choice.text for choice in whole.choices] == ["Hello" + choice.text for choice in expected]
     assert whole.choices[0].logprobs.token_logprobs[0] is None
     stream = client.completions.create(model="toy", prompt="Hello", n=2, stream=True, **SEEDED)
     texts = ["", ""]
@@ -91,7 +90,7 @@ def test_chat(client, live):
 
 
 def test_the_client_s_own_streams_add_up(client):
-    ask = {"model": "toy", "messages": HELLO, **SEEDED}
+    ask = {"model": "toy", "messages": HELLO, "extra_body": {"choice": ["abc", "xyz"]}, "seed": 7}
     with client.chat.completions.stream(**ask) as stream:
         final = stream.get_final_completion()
     assert final.choices[0].message.content == client.chat.completions.create(**ask).choices[0].message.content
@@ -104,7 +103,8 @@ def test_what_openai_does_not_have_goes_into_extra_body(client):
 
 
 def test_structured_output(client):
-    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    schema["additionalProperties"] = False
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
     answer = client.chat.completions.create(model="toy", messages=HELLO, response_format=form, max_tokens=40)
     assert isinstance(json.loads(answer.choices[0].message.content)["a"], bool)
@@ -145,7 +145,7 @@ async def _one(http, url, i, rng, counts):
     assert done == "[DONE]"
     parts = [chunk["choices"][0] for chunk in chunks]
     assert [part["finish_reason"] for part in parts[:-1]] == [None] * (len(parts) - 1)
-    return parts[-1]["finish_reason"], tuple(sum((part["token_ids"] for part in parts), []))
+    return parts[-1]["finish_reason"], tuple(token_id for part in parts for token_id in part["token_ids"])
 
 
 def many(live, clients, counts, seed):

@@ -138,8 +138,7 @@ def test_requests_at_a_time_have_a_number():
         threads = [threading.Thread(target=live.post, args=(COMPLETIONS, SHORT)) for _ in range(2)]
         for thread in threads:
             thread.start()
-        while live.server.service.num_running < 2:
-            time.sleep(0.001)
+        live.wait_until_asked(2)
         answer = live.post(COMPLETIONS, SHORT)
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
         assert live.get("/health").status_code == 200
@@ -162,8 +161,7 @@ def test_a_client_that_never_reads_is_cut_off():
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect((host, int(port)))
             client.sendall(head(len(body)) + body)
-            while not live.server.service.num_running:
-                time.sleep(0.01)
+            live.wait_until_asked(1)
             live.all_free(30)
             assert live.llm.engine.num_generated < 40_000  # far from its end
         assert live.complete(**SHORT)["choices"]

@@ -35,10 +35,9 @@ class Asking(threading.Thread):
     def __init__(self, live, **body):
         super().__init__(daemon=True)
         self.live, self.body, self.answer = live, body, None
-        before = live.server.service.num_running
+        before = live.aio.num_asked
         self.start()
-        while live.server.service.num_running == before:
-            time.sleep(0.001)
+        live.wait_until_asked(before + 1)
 
     def run(self):
         with contextlib.suppress(httpx2.TransportError):

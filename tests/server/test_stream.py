@@ -174,8 +174,7 @@ def test_a_full_queue_says_when_to_come_again():
         threads = {name: threading.Thread(target=ask, args=(name,)) for name in ("runs", "waits", "streams", "whole")}
         for number, thread in enumerate(threads.values(), 1):
             thread.start()
-            while live.server.service.num_running < number:
-                time.sleep(0.001)
+            live.wait_until_asked(number)
             wait_for_steps(model, 1)
         model.steps.release(1)  # the three others are let in after it, and no seat is free
         for name in ("streams", "whole"):

@@ -214,7 +214,7 @@ class Scheduler:
         if step.free < 1 and len(self.running) < self.max_running:
             return False  # a step later
         while step.free < 1 or not self._fits(choice, num_before):
-            if not self._make_way(choice, step):
+            if not self._make_way(choice, step, num_before):
                 return False
         _take(self.waiting, choice)
         bisect.insort(self.running, choice, key=_rank)
@@ -270,10 +270,10 @@ class Scheduler:
     def _lacks_seat(self, choice: Choice) -> bool:
         return not choice.seated and self._num_seated == self.max_running
 
-    def _make_way(self, choice: Choice, step: _Step) -> bool:
+    def _make_way(self, choice: Choice, step: _Step, num_before: int) -> bool:
         """Take seat and blocks of the last in rank, if its priority is a higher number; False: nobody's, or in vain."""
         lower = [other for other in self.running if other.rank[0] > choice.rank[0]] if self._by_priority else []
-        if not self._would_fit(choice, lower):
+        if not self._would_fit(choice, lower, num_before):
             return False
         last = lower[-1:]
         if self._by_priority and self._lacks_seat(choice) and self._num_seated > len(self.running):
@@ -283,11 +283,13 @@ class Scheduler:
         self._unseat(max(last, key=_rank), step)
         return True
 
-    def _would_fit(self, choice: Choice, lower: list[Choice]) -> bool:
-        """Whether blocks would do if all of these gave theirs back; what is shared makes it fit sooner."""
+    def _would_fit(self, choice: Choice, lower: list[Choice], num_before: int) -> bool:
+        """Whether seats and blocks would do if all of these gave theirs back; what is shared makes it fit sooner."""
+        stay = len(self.running) - len(lower)
+        if stay + num_before >= self.max_running:
+            return False
         if self.kv is None:
             return True
-        stay = len(self.running) - len(lower)
         needed = -(-choice.num_tokens // self.kv.blocks.block_size) + (stay + 1 if stay else 0)
         return needed <= self.kv.blocks.num_free + sum(len(other.held.block_ids) for other in lower)
 

@@ -161,7 +161,7 @@ class Said(NamedTuple):
 
 
 class Choice:
-    """One choice as it comes: where its text, logprobs and calls stand. hidden: marks of calls that text does not show."""
+    """One choice as it comes: where its text, logprobs and calls stand. hidden: marks of calls that are no text."""
 
     def __init__(
         self, asked: Asked, llm: LLM, prompt_index: int, index: int, answer_id: str, hidden: frozenset[int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -25,7 +25,8 @@ from klero.server.sse import EventStream, ended, until_gone
 from klero.server.streams import Streams
 
 LONG = 2**14  # bytes of a body that is read in a thread: tokenizing it would hold up every stream
-READERS: dict[str, Callable[..., Asked]] = {"completion": completion_of, "chat": chat_of}
+Kind = Literal["completion", "chat"]
+READERS: dict[Kind, Callable[..., Asked]] = {"completion": completion_of, "chat": chat_of}
 
 
 def create_app(llm: AsyncLLM | None, options: ServerOptions | None = None) -> FastAPI:
@@ -145,7 +146,7 @@ class Routes:
         except Exception as error:
             return self._failed(request, error, {})
 
-    async def _generate(self, request: Request, kind: str) -> Response:
+    async def _generate(self, request: Request, kind: Kind) -> Response:
         """Answer a request for text, whole or as a stream."""
         service, names = self._service, dict[str, str]()
         try:

@@ -264,13 +264,10 @@ def _each(
     each = []
     for i, ids in enumerate(prompts):
         place = "messages" if kind == "chat" else _place(i, len(prompts))
-        wanted = dataclasses.replace(params, max_tokens=None, min_tokens=0) if defaulted else params
-        parts.tell(faults_of_prompt(place, ids, wanted, llm))
+        faults = faults_of_prompt(place, ids, params, None if defaulted else params.max_tokens, llm)
+        parts.tell(faults)
         one = params.for_prompt(i)
-        if defaulted and not parts.faults:
-            try:
-                one = dataclasses.replace(one, max_tokens=min(MAX_TOKENS, room_of(ids, params, limits)))
-            except ParameterError as error:
-                parts.tell(error.faults)
+        if defaulted and not faults and (room := room_of(ids, params, limits)) < MAX_TOKENS:
+            one = dataclasses.replace(one, max_tokens=room)
         each.append(one)
     return each

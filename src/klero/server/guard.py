@@ -26,7 +26,6 @@ class Guard:
 
     def __init__(self, app: Any, service: Service, routes: Iterable[str]) -> None:
         self.app, self.service, self._routes = app, service, frozenset(routes)
-        self._num_requests = 0
         self._key = None if service.options.api_key is None else service.options.api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
@@ -35,24 +34,25 @@ class Guard:
             await self.app(scope, receive, send)
             return
         metrics, path, state = self.service.metrics, scope["path"], _Sending(send)
-        counted = path not in OPEN
         metrics.began()
-        self._num_requests += counted
         try:
-            await self._serve(scope, receive, state, counted=counted)
+            if path in OPEN:
+                await self.app(scope, receive, state)
+            else:
+                with self.service.answering():
+                    await self._serve(scope, receive, state)
         except ApiError as error:
             await state.error(error)
         except Exception as error:
             self.service.note(error)
             await state.error(internal())
         finally:
-            self._num_requests -= counted
             metrics.ended(path if path in self._routes else "other", scope.get(OUTCOME) or state.outcome)
 
-    async def _serve(self, scope: Scope, receive: Any, send: _Sending, *, counted: bool) -> None:
-        if counted and self._num_requests > self.service.options.max_concurrency:
+    async def _serve(self, scope: Scope, receive: Any, send: _Sending) -> None:
+        if self.service.num_running > self.service.options.max_concurrency:
             raise queue_full()
-        if counted and self._key is not None and not _brings(scope, self._key):
+        if self._key is not None and not _brings(scope, self._key):
             raise unauthorized()
         if scope["method"] in ("GET", "HEAD"):
             await self.app(scope, receive, send)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -20,20 +20,23 @@ class Metrics:
     """The figures of one server, in a registry of its own."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        into = {"registry": self.registry}
-        self._requests = Counter("klero_requests", "HTTP requests, by route and outcome.", ["route", "outcome"], **into)
-        self._open = Gauge("klero_http_requests_running", "HTTP requests that are being answered.", **into)
-        self._prompt = Counter("klero_prompt_tokens", "Tokens of the prompts of requests that have ended.", **into)
-        self._cached = Counter("klero_prompt_tokens_cached", "Those of them that were cached.", **into)
-        seconds = {"buckets": _TO_FIRST, **into}
-        self._queued = Histogram("klero_queue_seconds", "From the request until it first ran.", **seconds)
-        self._to_first = Histogram("klero_time_to_first_token_seconds", "Until its first token.", **seconds)
-        self._whole = Histogram("klero_request_seconds", "Until its last token.", **seconds)
-        self._between = Histogram(
-            "klero_time_per_token_seconds", "Between tokens of a choice, the mean of each request.", buckets=_BETWEEN,
-            **into,
-        )  # fmt: skip
+        self.registry = own = CollectorRegistry()
+        self._requests = Counter(
+            "klero_requests", "HTTP requests, by route and outcome.", ["route", "outcome"], registry=own
+        )
+        self._open = Gauge("klero_http_requests_running", "HTTP requests that are being answered.", registry=own)
+        self._prompt = Counter("klero_prompt_tokens", "Tokens of prompts that were answered.", registry=own)
+        self._cached = Counter("klero_prompt_tokens_cached", "Those of them that were cached.", registry=own)
+
+        def seconds(name: str, text: str, buckets: Sequence[float] = _TO_FIRST) -> Histogram:
+            return Histogram(name, text, buckets=buckets, registry=own)
+
+        self._queued = seconds("klero_queue_seconds", "From the request until it first ran.")
+        self._to_first = seconds("klero_time_to_first_token_seconds", "From the request until its first token.")
+        self._whole = seconds("klero_request_seconds", "From the request until its last token.")
+        self._between = seconds(
+            "klero_time_per_token_seconds", "Between tokens of a choice, the mean of each request.", _BETWEEN
+        )
 
     def watch(self, engine: Engine) -> None:
         """Tell of this engine from now on."""

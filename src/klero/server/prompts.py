@@ -91,8 +91,13 @@ def room_of(ids: Sequence[int], params: SamplingParams, limits: Limits) -> int:
     return context_of(limits)[0] - num_kept(ids, params)
 
 
-def faults_of_prompt(place: str, ids: Sequence[int], params: SamplingParams, llm: LLM) -> list[Fault]:
-    """What is wrong with a prompt for this model, as admission would say it; the length that was asked for too."""
+def faults_of_prompt(
+    place: str, ids: Sequence[int], params: SamplingParams, max_tokens: int | None, llm: LLM
+) -> list[Fault]:
+    """What is wrong with a prompt for this model, as admission would say it; the lengths that were asked for too.
+
+    max_tokens: that of params, or None where nobody asked for it.
+    """
     limits = llm.engine.limits
     if not ids:
         return [Fault(place, list(ids), "is empty; give at least one token")]
@@ -107,14 +112,24 @@ def faults_of_prompt(place: str, ids: Sequence[int], params: SamplingParams, llm
     textless = _first_without_text(kept, params, llm.engine.vocabulary)
     if textless is not None:
         return [Fault(place, textless, "has no text, as it is none of the tokenizer's; give another token")]
-    room, (_, what) = room_of(ids, params, limits), context_of(limits)
-    if room < (params.max_tokens != 0):
-        rule = f"{len(kept)} tokens, and {what}: no token can follow; shorten it, or set truncate_prompt_tokens"
-        return [Fault(place, f"{len(kept)} tokens", rule)]
-    if params.max_tokens is not None and params.max_tokens > room:
-        asked = len(kept) + params.max_tokens
-        rule = f"{len(kept)} prompt tokens ({place}) + max_tokens are {asked} and {what}; at most {room} fit"
-        return [Fault("max_tokens", params.max_tokens, rule)]
+    return _of_lengths(place, len(kept), params, max_tokens, limits)
+
+
+def _of_lengths(
+    place: str, num_prompt: int, params: SamplingParams, max_tokens: int | None, limits: Limits
+) -> list[Fault]:
+    most, what = context_of(limits)
+    room = most - num_prompt
+    if room < (max_tokens != 0):
+        rule = f"{num_prompt} tokens, and {what}: no token can follow; shorten it, or set truncate_prompt_tokens"
+        return [Fault(place, f"{num_prompt} tokens", rule)]
+    if max_tokens is not None and max_tokens > room:
+        asked = num_prompt + max_tokens
+        rule = f"{num_prompt} prompt tokens ({place}) + max_tokens are {asked} and {what}; at most {room} fit"
+        return [Fault("max_tokens", max_tokens, rule)]
+    if params.min_tokens > room:
+        rule = f"{num_prompt} prompt tokens ({place}), and {what}; at most {room} fit"
+        return [Fault("min_tokens", params.min_tokens, rule)]
     return []
 
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +60,15 @@ def name_of(model: Any) -> str:
     return Path(path).resolve().name if path != model or os.path.exists(path) else model
 
 
+class _Uvicorn(uvicorn.Server):
+    """uvicorn, which leaves signals to `Server`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
 class Server:
     """One server on one address, which is taken at once; `run` serves there. url: where clients find it."""
 
@@ -70,11 +79,10 @@ class Server:
         self._socket = listen(options)
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        self._http = uvicorn.Server(uvicorn.Config(
+        self._http = _Uvicorn(uvicorn.Config(
             self.app, http=protocol_of(options.read_timeout), ws="none", lifespan="off", log_config=None,
             access_log=False, server_header=False, proxy_headers=False, timeout_graceful_shutdown=int(GRACE),
         ))  # fmt: skip
-        self._http.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]  # they are handled here
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = asyncio.Event()
 

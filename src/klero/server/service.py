@@ -7,7 +7,7 @@ import logging
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from klero.engine import AsyncLLM
 from klero.server.answers import fingerprint_of
@@ -31,7 +31,10 @@ class Service:
         self.created, self.fingerprint = int(time.time()), ""
         self.state, self.why = "loading", "the model is being loaded"
         self._llm: AsyncLLM | None = None
-        self._tasks: set[asyncio.Task[object]] = set()
+        self.num_running = 0  # requests that are being answered, to the last byte
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._tasks: set[asyncio.Task[object]] = set()  # those of them that the engine works for
         self._end: ApiError | None = None  # what requests that run are told, once they are ended from here
 
     def open(self, llm: AsyncLLM) -> None:
@@ -49,10 +52,24 @@ class Service:
         return self._llm
 
     @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Answer a request, from its headers to the last byte: draining waits for it."""
+        self.num_running += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.num_running -= 1
+            if not self.num_running:
+                self._idle.set()
+
+    @contextmanager
     def running(self) -> Iterator[None]:
-        """Run a request in this task. ApiError 503 where the server ends it."""
+        """Have the engine work for a request, in this task. ApiError 503 where the server ends it."""
         task = asyncio.current_task()
         assert task is not None
+        if self._end is not None:
+            raise self._end
         self._tasks.add(task)
         try:
             yield
@@ -63,11 +80,6 @@ class Service:
             raise self._end from None
         finally:
             self._tasks.discard(task)
-
-    @property
-    def num_running(self) -> int:
-        """Requests that are being answered."""
-        return len(self._tasks)
 
     def drain(self) -> None:
         """Take no more requests; those that run go on."""
@@ -87,11 +99,10 @@ class Service:
             task.cancel()
 
     async def idle(self, timeout: float) -> bool:
-        """Wait until no request runs; False if some still do after so many seconds."""
-        end = time.monotonic() + timeout
-        while self._tasks and time.monotonic() < end:
-            await asyncio.wait(set(self._tasks), timeout=max(0.0, end - time.monotonic()))
-        return not self._tasks
+        """Wait until no request is answered; False if some still are after so many seconds."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        return not self.num_running
 
     def note(self, error: BaseException) -> None:
         """Log what was nobody's wish: the engine's own words; of an exception that nobody expected where it was raised,
