@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 
 import pytest
 
@@ -69,6 +70,21 @@ def test_what_fails_is_kept(backend):
     with pytest.raises(MissingExtra):
         grammars.compiled(regex("!absent"))
     assert backend.asked == ["!bad", "!odd", "!absent"]
+
+
+def test_a_failure_that_is_kept_keeps_nobody_who_asked(backend):
+    """Each gets an error of his own: the traceback of one for all would grow by every caller, and hold his frames."""
+    grammars = Grammars(lambda: backend)
+    errors = []
+    for _ in range(5):
+        try:
+            grammars.compiled(regex("!bad"))
+        except GrammarError as error:
+            errors.append(error)
+    assert len({id(error) for error in errors}) == 5
+    depths = [len(traceback.extract_tb(error.__traceback__)) for error in errors]
+    assert len(set(depths)) == 1
+    assert {str(error) for error in errors} == {"regex='!bad': is bad"}
 
 
 def test_the_oldest_goes(backend):

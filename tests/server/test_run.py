@@ -190,6 +190,13 @@ def test_the_key_is_not_shown():
     assert "sesame" not in repr(ServerOptions(api_key="sesame"))
 
 
+def test_without_the_extra_it_says_what_to_install():
+    code = "import sys; sys.modules['fastapi'] = None; import klero.server; klero.server.ServerOptions(); "
+    done = subprocess.run([sys.executable, "-c", code + "klero.server.create_app"], capture_output=True, text=True)
+    assert "MissingExtra: fastapi is not installed; klero[server] brings it" in done.stderr
+    assert done.returncode == 1
+
+
 def test_a_path_is_no_name(tmp_path):
     assert name_of("smollm2") == "smollm2"
     assert name_of(str(tmp_path)) == tmp_path.name

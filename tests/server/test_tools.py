@@ -185,6 +185,8 @@ def test_calls_are_read_from_an_answer_whole_and_streamed():
     assert "tool_call" not in "".join(event["choices"][0]["delta"].get("content", "") for event in events)
     short = whole(llm, {**body, "max_tokens": 40})["choices"][0]
     assert (short["message"]["content"], short["finish_reason"]) == (said[:40], "length")
+    one = whole(llm, {**body, "max_tokens": said.index("</tool_call>") + len("</tool_call>")})["choices"][0]
+    assert (len(one["message"]["tool_calls"]), one["finish_reason"]) == (1, "length")
     none = whole(llm, {**body, "tool_choice": "none", "truncate_prompt_tokens": 3})
     assert "tool_calls" not in none["choices"][0]["message"]
 

@@ -111,6 +111,8 @@ class Changes:
         gone = {batch.index_of[id] for id in self._output.finished}
         width = next((embeds.shape[1] for index, embeds in batch.embeds.items() if index not in gone), None)
         for k, (sequence, length) in enumerate(zip(new, lengths, strict=True)):
+            if not isinstance(sequence.request_id, str):
+                raise RequestError(f"new: request_id={sequence.request_id!r}: must be a text; the child is its Seat's")
             if sequence.id in self.index_of:
                 raise RequestError(f"new: {sequence.id} is in the batch already; a sequence enters once")
             self.index_of[sequence.id] = self._num_slots + k

@@ -244,9 +244,10 @@ class KVAccount:
     def _span(self, held: Held, first: int, num_tokens: int) -> tuple[range, int]:
         """Which of a sequence's blocks the positions first .. num_tokens - 1 lie in, and how many it lacks."""
         self._check_on_device(held)
-        if first < 0:
-            raise BlockError(f"first={first}: positions begin at 0")
         count = len(held.block_ids)
+        if not 0 <= first <= count * self.blocks.block_size:
+            where = f"its {count} blocks hold the positions before {count * self.blocks.block_size}"
+            raise BlockError(f"first={first}: {where}; go on there, or within them")
         end = self._num_for(num_tokens) if num_tokens > first else 0
         return range(first // self.blocks.block_size, min(end, count)), max(0, end - count)
 

@@ -96,6 +96,8 @@ def admit(
         request_id, asked.prompt, ids, params, echo=echo, bad_word_ids=words, prompt_embeds=embeds,
         priority=_checked_priority(request_id, asked.priority, limits), guide=guides.guide_of(params, ids),
     )  # fmt: skip
+    if not isinstance(asked.cache_salt, str | None):
+        raise RequestError(f"{request_id}: cache_salt={asked.cache_salt!r}: must be a text, one for the whole call")
     identity = identity_of(salt=asked.cache_salt, embeds=embeds)
     for index in range(params.n):
         finish = Finish(

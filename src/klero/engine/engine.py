@@ -13,7 +13,7 @@ from klero.batch import InputBatch, SchedulerOutput, Step, StepArrays
 from klero.engine.admission import NewRequest, admit, limits_of
 from klero.engine.guides import Guides
 from klero.engine.models.protocol import Model
-from klero.engine.options import EngineOptions, account_of, context_of
+from klero.engine.options import account_of, context_of, options_of
 from klero.engine.outputs import Delta, RequestOutput
 from klero.engine.request import Choice, Request
 from klero.engine.runner import Runner, weights_version
@@ -53,7 +53,7 @@ class Engine:
         seed: int | None = None,
         **options: Any,
     ) -> None:
-        self.options = asked = EngineOptions(**options)
+        self.options = asked = options_of(**options)
         self.model, self.vocabulary, self.encode = model, vocabulary, encode
         self.seeds = SeedSource(seed)
         self.max_model_len = context_of(model, asked.max_model_len)

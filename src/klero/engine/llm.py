@@ -13,7 +13,7 @@ import numpy as np
 from klero.engine import chat as chats
 from klero.engine.engine import Engine
 from klero.engine.marks import marks_of
-from klero.engine.options import EngineOptions
+from klero.engine.options import options_of
 from klero.engine.outputs import Delta, Progress, RequestOutput
 from klero.engine.prompts import Prompt, ids_of, listed, names_of, naming, params_of, parts_of, priorities_of
 from klero.engine.threads import Watch, set_spin, set_threads
@@ -64,7 +64,7 @@ class LLM:
         spin: int | None = None,
         **options: Any,
     ) -> None:
-        EngineOptions(**options, max_model_len=max_model_len)  # what is wrong is told before a model is loaded
+        options_of(**options, max_model_len=max_model_len)  # what is wrong is told before a model is loaded
         set_spin(spin)
         set_threads(threads)
         self._watch = Watch()
@@ -227,7 +227,10 @@ class LLM:
     def tokenize(self, prompt: Prompt) -> Sequence[int]:
         """Return the token ids of a prompt: a text by the tokenizer, ids as they are. RequestError if that fails."""
         if not isinstance(prompt, str):
-            return ids_of(prompt)
+            ids = ids_of(prompt)
+            if ids and isinstance(ids[0], str | list):
+                raise RequestError("several prompts where one belongs; ask for each by itself")
+            return ids
         try:
             prompt.encode()
         except UnicodeEncodeError:

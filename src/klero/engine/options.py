@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from klero.batch import Buckets, KVAccount
@@ -61,6 +62,17 @@ class EngineOptions:
             raise OptionError(f"grammar_backend={self.grammar_backend!r}: {rule}")
         if not (self.buckets is None or isinstance(self.buckets, Buckets)):
             raise OptionError(f"buckets={self.buckets!r}: must be klero.batch.Buckets, or None for no padding")
+
+
+def options_of(**options: Any) -> EngineOptions:
+    """The options of an engine. OptionError for one that it does not have, with the nearest that it has."""
+    known = [field.name for field in fields(EngineOptions)]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise OptionError(f"{name}: is no option of an engine; {hint}")
+    return EngineOptions(**options)
 
 
 def account_of(model: Model, options: EngineOptions, max_model_len: int) -> KVAccount | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 from klero.errors import STOPS, Fault, GrammarError, KleroError, told
 from klero.grammar.protocol import Backend, Compiled
@@ -48,10 +49,14 @@ class Grammars:
         """A compiled grammar. Raises GrammarError for one that cannot be compiled, or not in time."""
         future, begin = self._find(source)
         try:
-            return future.result(max(0.0, begin + self.timeout - time.monotonic()))
-        except TimeoutError:
-            rule = f"takes longer than {self.timeout:g} s to compile; make it smaller"
+            error = future.exception(max(0.0, begin + self.timeout - time.monotonic()))
+        except (TimeoutError, CancelledError):
+            late = f"takes longer than {self.timeout:g} s to compile; make it smaller"
+            rule = "is compiled no more: the engine is closed" if future.cancelled() else late
             raise GrammarError([Fault(source.kind, source.text, rule)]) from None
+        if error is not None:
+            raise copy.copy(error) from None  # what is kept must not gather everybody's tracebacks
+        return future.result()
 
     def close(self) -> None:
         """Compile nothing any more."""

@@ -250,6 +250,7 @@ def _reason(inner: Any) -> str:
     said = re.sub(r'invalid regex ".*" \(in ', "invalid regex (in ", said, flags=re.DOTALL)
     said = re.sub(r"regex parse error:.*\nerror: ", "", said, flags=re.DOTALL)
     said = " ".join(said.split())
+    said = re.sub(r"^at \d+\(\d+\): |failed to compile JSON schema: | Enable 'coerce_one_of'.*", "", said)
     return said if len(said) <= MAX_REASON else f"{said[:MAX_REASON]}..."
 
 

@@ -56,6 +56,9 @@ class Backend(Protocol):
     def fill_all(self, matchers: Sequence[Matcher], masks: I32) -> list[GrammarError | None]:
         """Write matcher r's mask into row r of int32 [R, W], in parallel where it can.
 
+        Called for matchers that have this backend as their attribute `batch`; the others fill one by one, and a backend
+        without such matchers needs no fill_all.
+
         One that fails has its error in the list and a row of zeros; the others are as if it were not there.
         """
         ...

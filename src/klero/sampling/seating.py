@@ -49,6 +49,8 @@ def _faults(seat: Seat, seed: int | None) -> Iterator[Fault]:
     if field is not None and seat.matcher is None:
         rule = "is about text, and the sampler has no tokenizer; give Seat.matcher"
         yield Fault(field, getattr(params, field), rule)
+    if seat.matcher is not None and not all(hasattr(seat.matcher, name) for name in ("fill", "accept", "rewind")):
+        yield Fault("matcher", seat.matcher, "must have the methods fill, accept and rewind (klero.grammar.Matcher)")
     if fault := nothing_allowed(params, seat.bad_word_ids or ()):
         yield fault
 

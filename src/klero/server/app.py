@@ -153,7 +153,8 @@ class Routes:
             raw, llm = await _body_of(request), service.llm
             asked = await _off(len(raw), lambda: READERS[kind](read_body(raw), llm.llm, service.options))
             names = asked.names
-            self._check(asked)
+            if asked.model is not None:
+                self._check_model(asked.model)
             answer = Answer(
                 asked, llm.llm, model=service.model, answer_id=new_id(kind), created=int(time.time()),
                 fingerprint=service.fingerprint,
@@ -170,13 +171,6 @@ class Routes:
             return _json(answer.whole(outputs))
         except Exception as error:
             return self._failed(request, error, names)
-
-    def _check(self, asked: Asked) -> None:
-        if asked.model is not None:
-            self._check_model(asked.model)
-        most, num = self._service.options.max_choices, sum(one.n for one in asked.params)
-        if num > most:
-            raise bad_request(f"n: {num} choices in all; this server gives at most {most} in one request", "n")
 
     def _check_model(self, name: str) -> None:
         if name != self._service.model:

@@ -74,7 +74,9 @@ class Legacy:
         self._texts, self._top, self._offset = texts, top, 0
         shows = replace(params, stop=(), detokenize=True, echo=echo)
         self._stream = None if vocabulary is None else TextStream(vocabulary, shows, prompt_ids)
-        self._of_prompt = None if vocabulary is None else TextStream(vocabulary, replace(shows, echo=False))
+        self._of_prompt: TextStream | None = None
+        if vocabulary is not None and echo:
+            self._of_prompt = TextStream(vocabulary, replace(shows, echo=False))
         self._waits = Utf8Decoder()  # for the rest of a character
 
     def of_prompt(self, prompt_ids: Sequence[int], said: Logprobs) -> dict[str, list[Any]]:

@@ -16,10 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import uvicorn
 
 from klero.engine import AsyncLLM
 from klero.errors import KleroError
+from klero.sampling.stateless import warm_up
 from klero.server.app import create_app
 from klero.server.options import ServerOptions
 from klero.server.protocol import protocol_of
@@ -46,6 +48,8 @@ def serve(model: Any = "smollm2", options: ServerOptions | None = None, **engine
 
     def load() -> AsyncLLM:
         llm = AsyncLLM(model, **engine)
+        half = "bfloat16" in str(getattr(getattr(llm.llm.engine.model, "module", None), "dtype", ""))
+        warm_up(np.uint16 if half else np.float32, scoring=True)  # else the first request for logprobs holds up all
         print(f"klero: {say}", file=sys.stderr, flush=True)
         return llm
 
