@@ -14,7 +14,7 @@ from tests.grammar.words import OneOf
 
 from klero import AsyncLLM, SamplingParams
 from klero.engine import LLM, Engine
-from klero.errors import GrammarError, ParameterError
+from klero.errors import GrammarError, ParameterError, QueueFullError, RequestError
 from klero.finish import TokenBytes
 from klero.testing.models import PagedToyModel, ToyModel
 
@@ -177,7 +177,6 @@ def test_thinking_ends_at_its_budget_and_the_grammar_begins(llm):
             assert bytes(choice.token_ids[at + 1 : -1]) in (b"yes", b"no")
             assert choice.finish_reason == "stop"
     (choice,) = llm.generate([opened], asks(thinking_token_budget=2, temperature=0))[0].outputs
-    assert choice.token_ids[: 1 + choice.token_ids.index(THOUGHT)][-1] == THOUGHT
     assert choice.token_ids.index(THOUGHT) <= 2
 
 
@@ -282,3 +281,85 @@ def test_a_stream_of_a_grammar_is_its_answer():
     texts, output = asyncio.run(main())
     assert texts == [choice.text for choice in output.outputs]
     assert all(json.loads(text)["b"] in (3, 4, 5) for text in texts)
+
+
+class Picky:
+    """A backend whose matchers are made so often and no more; then they cannot be made."""
+
+    def __init__(self, most):
+        self.most, self.made = most, 0
+
+    def compile(self, source):
+        return self
+
+    def matcher(self, end_ids):
+        self.made += 1
+        if self.made > self.most:
+            raise RuntimeError("no more")
+        return OneOf([[3] * 9], set(end_ids))
+
+
+@pytest.mark.parametrize("way", ["unseated", "step fails"])
+def test_one_that_cannot_be_seated_anew_ends_alone(way):
+    """After an urgent request took its seat, or a step failed: its neighbour goes on."""
+    engine = Engine(ToyModel(16, 64, (2,)), max_num_seqs=2, scheduling_policy="priority", grammar_backend=Picky(2))
+    engine.add_request("free", [1], asks(max_tokens=9, bad_token_ids=[2]), priority=0)
+    engine.add_request("guided", [1], asks(regex="x"), priority=1)
+    for _ in range(3):
+        engine.step()
+    if way == "unseated":
+        engine.add_request("urgent", [1], asks(max_tokens=2, bad_token_ids=[2]), priority=-1)
+    else:
+        forward, engine.model.forward = engine.model.forward, None
+        with pytest.raises(TypeError):
+            engine.step()
+        engine.model.forward = forward
+    found = {}
+    while engine.num_unfinished:
+        found |= {output.request_id: output.outputs[0] for output in engine.step()}
+    assert found["guided"].finish_reason == "error"
+    assert found["guided"].error.endswith("grammar: RuntimeError: no more")
+    assert (found["free"].finish_reason, len(found["free"].token_ids)) == ("length", 9)
+    assert_all_free(engine)
+
+
+def test_an_abort_while_a_grammar_is_compiled_ends_the_request():
+    gate = threading.Event()
+
+    class Slow:
+        def compile(self, source):
+            assert gate.wait(20)
+            return self
+
+        def matcher(self, end_ids):
+            return OneOf([[3] * 30], set(end_ids))
+
+    async def main():
+        async with AsyncLLM(ToyModel(16, 64, (2,)), grammar_backend=Slow()) as llm:
+            task = asyncio.create_task(llm.generate([1], asks(regex="slow"), request_id="mine"))
+            await asyncio.sleep(0.05)
+            await llm.abort("mine")
+            gate.set()
+            return (await task).outputs[0]
+
+    choice = asyncio.run(main())
+    assert (choice.finish_reason, choice.token_ids) == ("abort", ())
+
+
+def test_a_closed_one_says_so():
+    async def main():
+        llm = AsyncLLM(model())
+        await llm.close()
+        with pytest.raises(RequestError, match="closed"):
+            await llm.generate(PROMPT, asks(regex="a"))
+
+    asyncio.run(main())
+
+
+def test_a_full_queue_compiles_nothing():
+    backend = Picky(9)
+    engine = Engine(ToyModel(16, 64, (2,)), max_num_waiting=1, grammar_backend=backend)
+    engine.add_request("a", [1], asks())
+    with pytest.raises(QueueFullError):
+        engine.add_request("b", [1], asks(regex="x"))
+    assert backend.made == 0

@@ -124,7 +124,7 @@ def test_BN_10_min_tokens_yields_to_the_end_of_a_grammar(backend):
     finishes = [Finish(params, end_token_ids=(2,), vocabulary=vocabulary, max_tokens=20) for _ in range(2)]
     seats = [
         Seat("guided", params, [0], 1, finish=finishes[0], end_token_ids=(2,),
-             matcher=matcher_of(LLGuidance(vocabulary, 7), (2,), choice=["yes"])),
+             make_matcher=lambda: matcher_of(LLGuidance(vocabulary, 7), (2,), choice=["yes"])),
         Seat("free", SamplingParams(temperature=0, min_tokens=8), [0], 1, end_token_ids=(2,)),
     ]  # fmt: skip
     slots, logits = sampler.setup_step(seats), np.array([[9, 0, 8, 0, 0, 7, 0]] * 2, np.float32)

@@ -7,9 +7,13 @@ import traceback
 
 import pytest
 
-from klero.errors import Fault, GrammarError, MissingExtra
+from klero.errors import Fault, GrammarError, MissingExtra, QueueFullError, RequestError
 from klero.grammar.grammars import Grammars
 from klero.grammar.source import Source
+
+
+class Panic(BaseException):
+    """What a library written in Rust raises when it is broken."""
 
 
 class Backend:
@@ -26,6 +30,8 @@ class Backend:
             raise GrammarError([Fault("regex", source.text, "is bad")])
         if source.text == "!odd":
             raise ZeroDivisionError("odd")
+        if source.text == "!panic":
+            raise Panic
         if source.text == "!absent":
             raise MissingExtra("engine", "llguidance")
         return source.text.upper()
@@ -65,11 +71,20 @@ def test_what_fails_is_kept(backend):
     for _ in range(3):
         with pytest.raises(GrammarError, match="regex='!bad': is bad"):
             grammars.compiled(regex("!bad"))
-    with pytest.raises(GrammarError, match="regex='!odd': cannot be compiled: ZeroDivisionError: odd"):
-        grammars.compiled(regex("!odd"))
-    with pytest.raises(MissingExtra):
-        grammars.compiled(regex("!absent"))
-    assert backend.asked == ["!bad", "!odd", "!absent"]
+    assert backend.asked == ["!bad"]
+
+
+def test_what_says_nothing_about_the_grammar_is_not_kept(backend):
+    grammars = Grammars(lambda: backend)
+    for _ in range(2):
+        with pytest.raises(GrammarError, match="regex='!odd': cannot be compiled: ZeroDivisionError: odd"):
+            grammars.compiled(regex("!odd"))
+        with pytest.raises(MissingExtra):
+            grammars.compiled(regex("!absent"))
+        with pytest.raises(GrammarError, match="cannot be compiled: Panic"):
+            grammars.compiled(regex("!panic"))
+    assert backend.asked == ["!odd", "!absent", "!panic"] * 2
+    assert grammars.compiled(regex("a")) == "A"  # its thread goes on
 
 
 def test_a_failure_that_is_kept_keeps_nobody_who_asked(backend):
@@ -99,12 +114,54 @@ def test_the_oldest_goes(backend):
     assert backend.asked == ["aaa", "bb", "cc", "longer than all", "aaa"]
 
 
-def test_one_that_takes_too_long_is_an_error_that_does_not_wait_twice(backend):
+def test_one_that_takes_too_long_is_an_error(backend):
     backend.gate.clear()
     grammars = Grammars(lambda: backend, timeout=0.05)
     for _ in range(2):
-        with pytest.raises(GrammarError, match=r"takes longer than 0\.05 s to compile"):
+        with pytest.raises(GrammarError, match=r"regex='slow': was not compiled in 0\.05 s"):
             grammars.compiled(regex("slow"))
+    future = grammars.prepare(regex("slow"))
+    with pytest.raises(GrammarError, match="was not compiled"):
+        grammars.compiled(regex("slow"), future)  # at once
     backend.gate.set()
-    grammars.prepare(regex("slow")).result(10)
+    future.result(10)
+    assert grammars.compiled(regex("slow"), future) == "SLOW"
     assert grammars.compiled(regex("slow")) == "SLOW"
+
+
+def test_what_was_prepared_is_there_though_it_went(backend):
+    grammars = Grammars(lambda: backend, max_entries=1)
+    future = grammars.prepare(regex("a"))
+    assert grammars.compiled(regex("b")) == "B"
+    assert grammars.compiled(regex("a"), future) == "A"
+    assert backend.asked == ["a", "b"]
+
+
+def test_too_many_do_not_wait(backend):
+    backend.gate.clear()
+    grammars = Grammars(lambda: backend, max_waiting=2)
+    first = grammars.prepare(regex("0"))
+    while not first.running():
+        pass
+    futures = [grammars.prepare(regex(text)) for text in "12"]
+    with pytest.raises(QueueFullError, match="2 grammars wait"):
+        grammars.prepare(regex("3"))
+    assert grammars.prepare(regex("2")) is futures[1]
+    backend.gate.set()
+    assert [future.result(10) for future in (first, *futures)] == ["0", "1", "2"]
+    assert grammars.compiled(regex("3")) == "3"
+
+
+def test_after_the_end_nothing_is_compiled(backend):
+    backend.gate.clear()
+    grammars = Grammars(lambda: backend)
+    first, second = grammars.prepare(regex("a")), grammars.prepare(regex("b"))
+    while not first.running():
+        pass
+    grammars.close()
+    backend.gate.set()
+    assert first.result(10) == "A"
+    with pytest.raises(GrammarError, match="the engine is closed"):
+        grammars.compiled(regex("b"), second)
+    with pytest.raises(RequestError, match="the engine is closed"):
+        grammars.prepare(regex("c"))

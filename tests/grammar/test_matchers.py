@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from tests.grammar.words import OneOf, bits
 
-from klero.errors import GrammarError
 from klero.grammar.masks import Masks
 from klero.grammar.matchers import Matchers, fill_drafts
 
@@ -20,7 +19,7 @@ def seated(**of_slot):
     """s0=..., s1=...: the matchers of slots."""
     matchers = Matchers(40)
     for name, matcher in of_slot.items():
-        matchers.start(int(name[1:]), matcher, ())
+        matchers.start(int(name[1:]), lambda made=matcher: made, ())
     return matchers
 
 
@@ -78,7 +77,7 @@ def test_what_was_begun_before_a_change_is_made_anew(change):
         matchers.rewind(0, 1)
         expected = {3}
     elif change == "start":
-        matchers.start(0, OneOf([[7]], {END}), ())
+        matchers.start(0, lambda: OneOf([[7]], {END}), ())
         expected = {7}
     elif change == "others":
         rows = ROWS[:1]
@@ -108,11 +107,80 @@ def test_a_token_that_may_not_come_is_the_end_of_its_slot():
 
 def test_a_matcher_reads_what_was_generated_before():
     matchers = Matchers(40)
-    matchers.start(0, OneOf([[3, 4, 5]], {END}), [3, 4])
+    matchers.start(0, lambda: OneOf([[3, 4, 5]], {END}), [3, 4])
     assert allowed(matchers.masks(ROWS)[0], 0) == {5}
-    with pytest.raises(GrammarError, match="output_ids=9: was generated before"):
-        matchers.start(1, OneOf([[3]], {END}), [9])
-    assert allowed(matchers.masks(ROWS)[0], 1) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "before", "message"),
+    [
+        (lambda: OneOf([[3]], {END}), [9], "grammar: token 9 was generated before, where it may not come"),
+        (lambda: 1 // 0, [], "grammar: ZeroDivisionError"),
+        (lambda: None, [3], "grammar: AttributeError"),
+    ],
+)
+def test_one_that_cannot_begin_costs_its_own_row_alone(make, before, message):
+    """So a sequence that is seated anew, after a preemption or a step that failed, takes nobody along."""
+    matchers = seated(s1=OneOf([[3]], {END}))
+    matchers.start(0, make, before)
+    for _ in range(2):
+        masks, failed = matchers.masks(ROWS)
+        assert failed[0].startswith(message)
+        assert (allowed(masks, 0), allowed(masks, 1), list(failed)) == (set(), {3}, [0])
+        take(matchers, (0, 3))
+        matchers.rewind(0, 1)
+    matchers.reset(0)
+    assert matchers.masks(ROWS)[1] == {}
+
+
+def test_a_refused_token_is_taken_back_like_any_other():
+    matcher = OneOf([[3, 4]], {END})
+    matchers = seated(s0=matcher)
+    take(matchers, (0, 3))
+    for token_id in (9, 4, 4):
+        take(matchers, (0, token_id))
+    matchers.rewind(0, 2)
+    assert matchers.masks(ROWS)[1] == {0: "grammar: token 9 may not come here"}
+    matchers.rewind(0, 1)
+    assert (matcher.taken, allowed(matchers.masks(ROWS)[0], 0)) == ([3], {4})
+    take(matchers, (0, 9))
+    matchers.rewind(0, 2)  # the refused one and one before
+    assert matcher.taken == []
+
+
+class AtOnce:
+    """A batch that fills by itself, or fails."""
+
+    def __init__(self, fails=None):
+        self.fails, self.calls = fails, 0
+
+    def fill_all(self, matchers, masks):
+        self.calls += 1
+        if self.fails:
+            return self.fails()
+        for matcher, words in zip(matchers, masks, strict=True):
+            matcher.fill(words)
+        return [None] * len(matchers)
+
+
+@pytest.mark.parametrize("fails", [None, lambda: 1 // 0, lambda: None, list])
+def test_a_batch_that_fails_is_done_one_by_one(fails):
+    batch, matchers = AtOnce(fails), [OneOf([[token_id]], {END}) for token_id in (3, 4, 5)]
+    for matcher in matchers[:2]:
+        matcher.batch = batch
+    masks, failed = seated(s0=matchers[0], s1=matchers[1], s2=matchers[2]).masks(ROWS)
+    assert [allowed(masks, r) for r in ROWS] == [{3}, {4}, {5}]
+    assert (failed, batch.calls) == ({}, 1)
+
+
+def test_after_the_end_masks_are_made_all_the_same():
+    matchers = seated(s0=OneOf([[3]], {END}))
+    matchers.begin(ROWS)
+    thread = matchers._thread
+    matchers.close()
+    assert allowed(matchers.masks(ROWS)[0], 0) == {3}
+    with pytest.raises(RuntimeError):
+        thread.submit(int)
 
 
 def test_without_matchers_nothing_is_made():

@@ -251,3 +251,9 @@ def test_marks_that_do_not_fit():
     with pytest.raises(ParameterError, match="end_token_ids=2"):
         thinking(1, inner=OneOf((0,)), end_ids=(2,))
     assert run(thinking(0, prompt=[START], end_ids=(STOP,))) == {STOP}  # without a grammar: ends behind the thought
+
+
+def test_an_end_id_of_the_request_ends_no_turn_of_the_prompt():
+    """4 may be the line break behind the start mark: the prompt still thinks."""
+    assert run(thinking(0, prompt=[START, 4], end_ids=(4,))) == {STOP}
+    assert run(thinking(0, prompt=[START, 4], end_ids=(), turn_end_ids=(4,))) == ALL

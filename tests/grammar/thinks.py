@@ -47,8 +47,8 @@ def words_of(ids, num_tokens):
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 
-def thinking(budget, prompt=(), marks=MARKS, inner=None, num_tokens=V, end_ids=(END,)):
-    return Thinking(marks, budget, inner, prompt, num_tokens, end_ids)
+def thinking(budget, prompt=(), marks=MARKS, inner=None, num_tokens=V, end_ids=(END,), turn_end_ids=(END,)):
+    return Thinking(marks, budget, inner, prompt, num_tokens, end_ids, turn_end_ids)
 
 
 def allowed(matcher, num_tokens=V):

@@ -54,7 +54,7 @@ def test_openai_s_own_models_read_the_answers(llm):
     from openai.types import Completion
     from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-    body = {"prompt": "Hello", "max_tokens": 3, "logprobs": 2, "n": 2}
+    body = {"prompt": "Hello", "max_tokens": 3, "logprobs": 2, "n": 2, "seed": 1}
     Completion.model_validate_json(dump(whole(llm, body)), strict=True)
     chat = {"messages": USER, "max_tokens": 3, "logprobs": True, "top_logprobs": 2, "n": 2, "return_token_ids": True}
     ChatCompletion.model_validate_json(dump(whole(llm, chat)), strict=True)
@@ -191,7 +191,7 @@ def test_usage_counts_prompts_once_and_what_was_cached():
 
 
 def test_usage_comes_in_one_more_chunk_where_it_is_asked_for(llm):
-    body = {"prompt": "Hello", "max_tokens": 2}
+    body = {"prompt": "Hello", "max_tokens": 2, "seed": 1}
     for options in ({}, {"stream_options": {}}, {"stream_options": {"include_usage": False}}):
         assert all("usage" not in event and event["choices"] for event in chunks(llm, {**body, **options}))
     *events, last = chunks(llm, {**body, "stream_options": {"include_usage": True}})
@@ -208,7 +208,7 @@ def test_the_role_and_the_seed_come_first_and_the_reason_last(llm):
 
 
 def test_what_the_prompt_says_comes_with_the_end_of_its_first_choice(llm):
-    body = {"prompt": ["ab", "c"], "n": 2, "max_tokens": 2, "prompt_logprobs": 1}
+    body = {"prompt": ["ab", "c"], "n": 2, "max_tokens": 2, "prompt_logprobs": 1, "seed": 1}
     events = [event["choices"][0] for event in chunks(llm, body)]
     told = [event["index"] for event in events if "prompt_logprobs" in event]
     assert told == [0, 2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,8 +30,8 @@ class Seat:
     end; None: the caller ends the sequence by releasing the slot. output_ids: what was generated before, elsewhere or
     earlier. end_token_ids: the model's end ids, which min_tokens needs. bad_word_ids: `params.bad_words` as id
     sequences, from whoever has the tokenizer. None for either: not told. num_embedded: positions before the first id
-    that are given as embeddings and have no id; prompt_ids may be empty then. matcher: a `klero.grammar.Matcher` at its
-    start, which is fed output_ids; it belongs to this sequence alone.
+    that are given as embeddings and have no id; prompt_ids may be empty then. make_matcher:
+    makes the `klero.grammar.Matcher` that it follows, at its start; the sampler lets it read output_ids.
     """
 
     owner: str
@@ -44,7 +44,7 @@ class Seat:
     end_token_ids: Sequence[int] | None = None
     bad_word_ids: tuple[tuple[int, ...], ...] | None = None
     num_embedded: int = 0
-    matcher: Any = None
+    make_matcher: Callable[[], Any] | None = None
 
 
 @dataclass(frozen=True)

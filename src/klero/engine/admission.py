@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,8 +18,9 @@ from klero.engine.options import EngineOptions
 from klero.engine.request import Choice, Request
 from klero.engine.scores import PromptScores, TokenScores
 from klero.engine.words import Encode, bad_word_ids
-from klero.errors import Fault, ParameterError, RequestError
+from klero.errors import Fault, ParameterError, QueueFullError, RequestError
 from klero.finish import Finish, TokenBytes, text_of_prompt
+from klero.grammar.protocol import Compiled
 from klero.logprobs.asks import EVERY_TOKEN
 from klero.params import SamplingParams
 from klero.params.checks import Broken, as_integer
@@ -64,6 +66,20 @@ class NewRequest(NamedTuple):
     prompt_embeds: Any = None
     cache_salt: str | None = None
     priority: int = 0
+    compiled: Future[Compiled] | None = None
+
+
+def check_queue(request_id: str, params: SamplingParams, num_waiting: int, most: int | None) -> None:
+    """Refuse a request whose choices may not wait any more: QueueFullError, or RequestError if they never may."""
+    brings = params.n if params.max_tokens != 0 else 1
+    if most is None or num_waiting + brings <= most:
+        return
+    if brings > most:
+        raise RequestError(f"{request_id}: n={brings} choices never fit into max_num_waiting={most}")
+    raise QueueFullError(
+        f"{request_id}: {num_waiting} choices wait, this request brings {brings}, and max_num_waiting={most}; "
+        "try again when some have started"
+    )
 
 
 def admit(
@@ -94,22 +110,27 @@ def admit(
     echo = text_of_prompt(vocabulary, params, ids) if vocabulary is not None and params.echo else ""
     request = Request(
         request_id, asked.prompt, ids, params, echo=echo, bad_word_ids=words, prompt_embeds=embeds,
-        priority=_checked_priority(request_id, asked.priority, limits), guide=guides.guide_of(params, ids),
+        priority=_checked_priority(request_id, asked.priority, limits),
+        guide=guides.guide_of(params, ids, asked.compiled),
     )  # fmt: skip
-    if not isinstance(asked.cache_salt, str | None):
-        raise RequestError(f"{request_id}: cache_salt={asked.cache_salt!r}: must be a text, one for the whole call")
-    identity = identity_of(salt=asked.cache_salt, embeds=embeds)
+    identity = identity_of(salt=_checked_salt(request_id, asked.cache_salt), embeds=embeds)
     for index in range(params.n):
         finish = Finish(
             params, end_token_ids=limits.end_token_ids, prompt_ids=ids, vocabulary=vocabulary,
             max_tokens=max(1, max_tokens),  # one that only scores is given no token
         )  # fmt: skip
-        request.choices.append(Choice(request, index, finish, held=Held(identity=identity)))
-        if params.asks or params.return_generation_logits:
-            request.choices[-1].scores = TokenScores(params, limits.vocab_size)
-    if params.scores_prompt:
-        request.choices[0].prompt_scores = PromptScores(ids, params, limits.vocab_size)
+        request.choices.append(_choice(request, index, finish, identity, limits))
     return request
+
+
+def _choice(request: Request, index: int, finish: Finish, identity: bytes, limits: Limits) -> Choice:
+    """Child `index` of a request, with room for what is said about it; of the prompt the first says it."""
+    choice, params = Choice(request, index, finish, held=Held(identity=identity)), request.params
+    if params.asks or params.return_generation_logits:
+        choice.scores = TokenScores(params, limits.vocab_size)
+    if params.scores_prompt and index == 0:
+        choice.prompt_scores = PromptScores(request.prompt_ids, params, limits.vocab_size)
+    return choice
 
 
 def _truncated(
@@ -132,6 +153,12 @@ def _checked_priority(request_id: str, priority: Any, limits: Limits) -> int:
     if number and not limits.takes_priority:
         raise RequestError(f"{request_id}: priority={number}: scheduling_policy is 'fcfs'; make it 'priority'")
     return number
+
+
+def _checked_salt(request_id: str, salt: Any) -> str | None:
+    if not isinstance(salt, str | None):
+        raise RequestError(f"{request_id}: cache_salt={salt!r}: must be a text, one for the whole call")
+    return salt
 
 
 def _checked_prompt(

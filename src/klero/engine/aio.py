@@ -16,7 +16,6 @@ from klero.engine.loop import Asked, EngineLoop
 from klero.engine.outputs import Delta, RequestOutput
 from klero.engine.prompts import Prompt, names_of, parts_of
 from klero.errors import OptionError, RequestError
-from klero.grammar.grammars import TIMEOUT as GRAMMAR_TIMEOUT
 from klero.params import SamplingParams
 
 
@@ -36,6 +35,7 @@ class AsyncLLM:
         self._owned = not isinstance(model, LLM)
         self.llm: LLM = LLM(model, **options) if self._owned else model
         self._loop = EngineLoop(self.llm.lend(), self.llm._watch.look)
+        self._compiling: dict[str, Asked] = {}  # by request id
         self._ids, self._prefix = itertools.count(), f"request-{secrets.token_hex(4)}"  # nobody's own name is like it
         self._end = weakref.finalize(self, _close, self._loop, self.llm, self._owned)  # at exit too
 
@@ -96,6 +96,10 @@ class AsyncLLM:
 
     async def abort(self, request_id: str) -> None:
         """End a request before the next step, with what it has; RequestError if none of that name waits or runs."""
+        compiling = self._compiling.get(request_id)
+        if compiling is not None:
+            compiling.aborted = True
+            return
         await asyncio.wrap_future(self._loop.abort(request_id))
 
     async def reset_prefix_cache(self) -> None:
@@ -124,13 +128,23 @@ class AsyncLLM:
         text, ids = given if isinstance(given, str) else None, self.llm.tokenize(given)
         here = asyncio.get_running_loop()
         asked = Asked(name, ids, params or SamplingParams(), text, stream, here, embeds, priority, cache_salt)
-        compiled = self.llm.engine.guides.prepare(asked.params)
-        if compiled is not None:  # neither the event loop nor the others' steps wait for it
-            ready = asyncio.wrap_future(compiled)
-            ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # is said at admission
-            await asyncio.wait([ready], timeout=GRAMMAR_TIMEOUT)
+        await self._compile(asked)
         self._loop.submit(asked)
         return asked
+
+    async def _compile(self, asked: Asked) -> None:
+        """Wait for a request's grammar, which neither the event loop nor the others' steps do."""
+        guides = self.llm.engine.guides
+        asked.compiled = guides.prepare(asked.params)
+        if asked.compiled is None or asked.compiled.done():
+            return
+        ready = asyncio.wrap_future(asked.compiled)
+        ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # is said at admission
+        self._compiling[asked.request_id] = asked
+        try:
+            await asyncio.wait([ready], timeout=guides.grammars.timeout)
+        finally:
+            self._compiling.pop(asked.request_id, None)
 
 
 class DeltaStream:

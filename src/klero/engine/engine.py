@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from klero.batch import InputBatch, SchedulerOutput, Step, StepArrays
-from klero.engine.admission import NewRequest, admit, limits_of
+from klero.engine.admission import NewRequest, admit, check_queue, limits_of
 from klero.engine.guides import Guides
 from klero.engine.models.protocol import Model
 from klero.engine.options import account_of, context_of, options_of
@@ -22,8 +23,9 @@ from klero.engine.scores import PromptPart, StepRows, read_prompts
 from klero.engine.seeds import SeedSource
 from klero.engine.times import StepTimes
 from klero.engine.words import Encode
-from klero.errors import KleroError, QueueFullError, RequestError, told
+from klero.errors import KleroError, RequestError, told
 from klero.finish import FinishReason, TokenBytes
+from klero.grammar.protocol import Compiled
 from klero.grammar.thinking import Marks
 from klero.params import SamplingParams, seed_bits
 from klero.sampling.sampler import Sampler, SampleState, TokenUpdate
@@ -110,22 +112,24 @@ class Engine:
         prompt_embeds: npt.NDArray[np.float32] | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        compiled: Future[Compiled] | None = None,
     ) -> Request:
         """Check a request and let it wait. Raises RequestError or ParameterError; the others go on.
 
         stream: its news comes out of `take_deltas`. arrived: when it was asked, by `time.perf_counter`; None: now.
         prompt_embeds: float32 [E, H], positions before those of prompt_ids, which may be empty then. priority: lower
         goes first, where the policy says so. cache_salt: cached prefixes are shared with requests of the same salt
-        alone. QueueFullError: as many choices wait as may.
+        alone. compiled: its grammar, as `guides.prepare` gave it; None: it is waited for here. QueueFullError: as many
+        choices wait as may.
         """
         if self.closed:
             raise RequestError("the engine is closed; make a new one")
         if request_id in self._requests:
             raise RequestError(f"request_id={request_id!r}: a request of that name is running; choose another")
-        asked = NewRequest(request_id, prompt, prompt_ids, params, prompt_embeds, cache_salt, priority)
+        check_queue(request_id, params, len(self.scheduler.waiting), self.options.max_num_waiting)
+        asked = NewRequest(request_id, prompt, prompt_ids, params, prompt_embeds, cache_salt, priority, compiled)
         width = None if prompt_embeds is None else getattr(self.model, "hidden_size", None)  # asked where it matters
         request = admit(asked, self.limits, self.guides, self.vocabulary, self.encode, width)
-        self._check_queue(request)
         request.seed = self.seeds.next() if params.seed is None else seed_bits(params.seed)
         request.reproducible, request.stream, request.prompt_index = self.reproducible, stream, prompt_index
         if arrived is not None:
@@ -220,6 +224,7 @@ class Engine:
         self.discard(self.unfinished)
         self.closed = True
         self.guides.grammars.close()
+        self.sampler.matchers.close()
         if hasattr(self.model, "close"):
             self.model.close()
         elif self.kv is not None:
@@ -368,18 +373,6 @@ class Engine:
             del self._choice_of_slot[choice.slot.index]
             choice.slot = None
         self._leaving = []
-
-    def _check_queue(self, request: Request) -> None:
-        num, most = len(self.scheduler.waiting), self.options.max_num_waiting
-        brings = sum(choice.computes for choice in request.choices)
-        if most is None or num + brings <= most:
-            return
-        if brings > most:
-            raise RequestError(f"{request.request_id}: n={brings} choices never fit into max_num_waiting={most}")
-        raise QueueFullError(
-            f"{request.request_id}: {num} choices wait, this request brings {brings}, and max_num_waiting={most}; "
-            "try again when some have started"
-        )
 
     def _look_at_weights(self) -> None:
         """Forget cached prefixes when the weights are others than before; looked at when nothing runs."""

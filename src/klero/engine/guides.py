@@ -6,11 +6,12 @@ import importlib
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from klero.device import num_threads
 from klero.errors import Fault, GrammarError, ParameterError
 from klero.finish import TokenBytes
 from klero.grammar.grammars import Grammars
 from klero.grammar.protocol import Backend, Compiled, Matcher
-from klero.grammar.source import source_of
+from klero.grammar.source import Source, source_of
 from klero.grammar.thinking import Marks, Thinking
 from klero.params import SamplingParams
 
@@ -18,7 +19,10 @@ BACKENDS = {"llguidance": "LLGuidance", "xgrammar": "XGrammar"}  # modules of kl
 
 
 class Guide(NamedTuple):
-    """What one request is led by. compiled: its grammar; marks: of the model's thinking. None: there is none."""
+    """What one request is led by. compiled: its grammar; marks: of the model's thinking. None: there is none.
+
+    end_ids: what ends the request; turn_end_ids: the model's own, which end turns in a prompt.
+    """
 
     compiled: Compiled | None
     end_ids: tuple[int, ...]
@@ -26,12 +30,15 @@ class Guide(NamedTuple):
     budget: int | None
     prompt_ids: tuple[int, ...]
     num_tokens: int
+    turn_end_ids: tuple[int, ...]
 
     def matcher(self) -> Matcher:
         """A matcher for one sequence, at its start."""
         inner = None if self.compiled is None else self.compiled.matcher(self.end_ids)
         if self.marks is not None:
-            return Thinking(self.marks, self.budget, inner, self.prompt_ids, self.num_tokens, self.end_ids)
+            return Thinking(
+                self.marks, self.budget, inner, self.prompt_ids, self.num_tokens, self.end_ids, self.turn_end_ids
+            )
         assert inner is not None
         return inner
 
@@ -54,7 +61,7 @@ class Guides:
             made: Backend = backend
             if isinstance(backend, str):
                 module = importlib.import_module(f"klero.grammar.{backend}")
-                made = getattr(module, BACKENDS[backend])(vocabulary, num_tokens)
+                made = getattr(module, BACKENDS[backend])(vocabulary, num_tokens, num_threads())
             return made
 
         self.grammars = Grammars(make)
@@ -64,8 +71,18 @@ class Guides:
         source = source_of(params)
         return None if source is None or not self._has_text else self.grammars.prepare(source)
 
-    def guide_of(self, params: SamplingParams, prompt_ids: tuple[int, ...]) -> Guide | None:
-        """What leads a request; None: nothing. Raises GrammarError or ParameterError."""
+    def warm(self) -> None:
+        """Read the vocabulary in the background, which the first grammar would wait for, and every step beside it."""
+        if self._has_text:
+            self.grammars.prepare(Source("json_object"))
+
+    def guide_of(
+        self, params: SamplingParams, prompt_ids: tuple[int, ...], compiled: Future[Compiled] | None = None
+    ) -> Guide | None:
+        """What leads a request; None: nothing. compiled: as `prepare` gave it, not waited for; None: waited for here.
+
+        Raises GrammarError or ParameterError.
+        """
         source, budget = source_of(params), params.thinking_token_budget
         if source is None and budget is None:
             return None
@@ -77,12 +94,11 @@ class Guides:
             raise ParameterError([Fault("thinking_token_budget", budget, rule)])
         if source is not None and not self._has_text:
             raise GrammarError([Fault(source.kind, source.text, "is about text; give LLM(tokenizer=...)")])
-        ignored = params.ignore_eos and source is not None  # else they only tell where turns of the prompt end
-        end_ids = tuple(dict.fromkeys(params.end_token_ids + (() if ignored else self._end_token_ids)))
+        end_ids = tuple(dict.fromkeys(params.end_token_ids + (() if params.ignore_eos else self._end_token_ids)))
         if source is not None and not any(i < self._num_tokens for i in end_ids):
             rule = "ends with an end id, and this model has none; give end_token_ids"
             raise GrammarError([Fault(source.kind, source.text, rule)])
-        compiled = None if source is None else self.grammars.compiled(source)
-        guide = Guide(compiled, end_ids, self._marks, budget, prompt_ids, self._num_tokens)
+        grammar = None if source is None else self.grammars.compiled(source, compiled)
+        guide = Guide(grammar, end_ids, self._marks, budget, prompt_ids, self._num_tokens, self._end_token_ids)
         guide.matcher()  # what is wrong with it is said before it enters a batch
         return guide

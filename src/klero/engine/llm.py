@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -274,15 +275,16 @@ class LLM:
         ranks = priorities_of(priority, len(asked))
 
         def add() -> None:
-            for one in one_each:
-                self.engine.guides.prepare(one)  # all at once, in the background
+            compiled = [self.engine.guides.prepare(one) for one in one_each]  # in the background; they wait together
             for i, (name, prompt, one) in enumerate(zip(names, asked, one_each, strict=True)):
                 with naming(f"prompts[{i}]"):
                     given, embeds = parts_of(prompt)
-                    text = given if isinstance(given, str) else None
+                    text, grammar = given if isinstance(given, str) else None, compiled[i]
+                    if grammar is not None:
+                        wait([grammar], self.engine.guides.grammars.timeout)
                     self.engine.add_request(
                         name, self.tokenize(given), one, prompt=text, prompt_index=i, stream=stream,
-                        prompt_embeds=embeds, priority=ranks[i], cache_salt=cache_salt,
+                        prompt_embeds=embeds, priority=ranks[i], cache_salt=cache_salt, compiled=grammar,
                     )  # fmt: skip
 
         with self._turns.turn(names, add):

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from klero.engine.engine import Engine
 from klero.engine.outputs import Delta, RequestOutput
 from klero.errors import KleroError, RequestError
+from klero.grammar.protocol import Compiled
 from klero.params import SamplingParams
 
 News: TypeAlias = Delta | RequestOutput | BaseException
@@ -24,7 +25,8 @@ News: TypeAlias = Delta | RequestOutput | BaseException
 class Asked:
     """A request on its way, and where its news goes: `news` is filled in the event loop that asked, in order.
 
-    The last of the news is a RequestOutput, or the exception that ended it.
+    The last of the news is a RequestOutput, or the exception that ended it. compiled: its grammar, once that was waited
+    for. aborted: it is to end as soon as it is let in.
     """
 
     request_id: str
@@ -36,6 +38,8 @@ class Asked:
     prompt_embeds: Any = None
     priority: int = 0
     cache_salt: str | None = None
+    compiled: Future[Compiled] | None = None
+    aborted: bool = False
     news: asyncio.Queue[News] = field(default_factory=asyncio.Queue)
     arrived: float = field(default_factory=perf_counter)
 
@@ -141,12 +145,14 @@ class EngineLoop:
             self._engine.add_request(
                 asked.request_id, asked.prompt_ids, asked.params,
                 prompt=asked.prompt, stream=asked.stream, arrived=asked.arrived, prompt_embeds=asked.prompt_embeds,
-                priority=asked.priority, cache_salt=asked.cache_salt,
+                priority=asked.priority, cache_salt=asked.cache_salt, compiled=asked.compiled,
             )  # fmt: skip
         except Exception as error:  # klero's own for what is wrong with it; anything else must not be lost either
             self._send([(asked, error)])
         else:
             self._asked[asked.request_id] = asked
+            if asked.aborted:
+                self._finish([self._engine.abort(asked.request_id)])
 
     def _tell(self, asked: Asked, future: Future[Any]) -> None:
         """Send why a request was never let in: the thread has ended before it came to that."""

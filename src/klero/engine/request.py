@@ -94,7 +94,7 @@ class Choice:
         return Seat(
             self.owner, request.params, request.prompt_ids, request.seed, self.index, self.finish,
             output_ids=self.finish.token_ids, end_token_ids=end_token_ids, bad_word_ids=request.bad_word_ids,
-            num_embedded=request.num_embedded, matcher=None if request.guide is None else request.guide.matcher(),
+            num_embedded=request.num_embedded, make_matcher=request.guide and request.guide.matcher,
         )  # fmt: skip
 
     def output(self) -> CompletionOutput:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from klero.errors import STOPS, Fault, GrammarError, told
+from klero.errors import STOPS, GrammarError, told
 from klero.grammar.masks import Masks, words_of
 from klero.grammar.protocol import Matcher
 
@@ -18,27 +19,39 @@ IDS = npt.NDArray[np.integer]
 Errors = dict[int, str]
 
 
+class Failure(NamedTuple):
+    """Why a slot has no masks any more. num_missed: tokens that its matcher has not taken since; 0: it never began."""
+
+    message: str
+    num_missed: int
+
+
 class Matchers:
     """One matcher for each slot that has one. num_tokens: how many tokens a mask speaks of.
 
     `begin` lets a thread fill the masks of a step while the model computes; `masks` waits for it. Whoever changes a
-    matcher waits for that thread first. A matcher that raises costs its own slot every further token, and no other.
+    matcher waits for that thread first. What goes wrong with a matcher, whenever it does, is said of the next row of
+    its slot, and of no other.
     """
 
     def __init__(self, num_tokens: int) -> None:
         self._num_tokens = num_tokens
-        self._of_slot: dict[int, Matcher] = {}
-        self._failed: Errors = {}
+        self._of_slot: dict[int, Matcher | None] = {}
+        self._failed: dict[int, Failure] = {}
         self._begun: tuple[IDS, Future[tuple[Masks, Errors]]] | None = None
 
-    def start(self, index: int, matcher: Matcher, output_ids: Sequence[int]) -> None:
-        """Give a slot its matcher, which is at its start; GrammarError if it does not take what was generated."""
+    def start(self, index: int, make: Callable[[], Matcher], output_ids: Sequence[int]) -> None:
+        """Give a slot the matcher that `make` makes, and let it read what was generated before."""
         self._settle()
-        for token_id in output_ids:
-            if not matcher.accept(token_id):
-                rule = "was generated before, and the grammar does not allow it there; leave out the grammar"
-                raise GrammarError([Fault("output_ids", token_id, rule)])
-        self._of_slot[index] = matcher
+        self._of_slot[index] = None
+
+        def begin() -> str | None:
+            matcher = self._of_slot[index] = make()
+            refused = next((token_id for token_id in output_ids if not matcher.accept(token_id)), None)
+            return None if refused is None else f"grammar: token {refused} was generated before, where it may not come"
+
+        if (error := _tried(begin)) is not None:
+            self._failed[index] = Failure(error, 0)
 
     def reset(self, index: int) -> None:
         """Forget a slot."""
@@ -53,19 +66,29 @@ class Matchers:
             return
         self._settle()
         for index, token_id in zip(indices.tolist(), token_ids.tolist(), strict=True):
-            matcher = self._of_slot.get(index)
-            if matcher is None or index in self._failed:
-                continue
-            refused = f"grammar: token {token_id} may not come here"
-            error = _tried(lambda: None if matcher.accept(token_id) else refused)  # noqa: B023  called at once
-            if error is not None:
-                self._failed[index] = error
+            matcher, failure = self._of_slot.get(index), self._failed.get(index)
+            if failure is not None and failure.num_missed:
+                self._failed[index] = failure._replace(num_missed=failure.num_missed + 1)
+            elif matcher is not None and failure is None:
+                refused = f"grammar: token {token_id} may not come here"
+                error = _tried(lambda: None if matcher.accept(token_id) else refused)  # noqa: B023  called at once
+                if error is not None:
+                    self._failed[index] = Failure(error, 1)
 
     def rewind(self, index: int, num_tokens: int) -> None:
-        """Take back the last tokens of a slot."""
-        if index in self._of_slot:
-            self._settle()
-            self._of_slot[index].rewind(num_tokens)
+        """Take back the last tokens of a slot; with the one that its matcher refused, it goes on."""
+        matcher, failure = self._of_slot.get(index), self._failed.get(index)
+        if matcher is None or (failure is not None and not failure.num_missed):
+            return
+        self._settle()
+        if failure is not None:
+            missed = max(0, failure.num_missed - num_tokens)
+            num_tokens -= failure.num_missed - missed
+            self._failed[index] = failure._replace(num_missed=missed)
+            if not missed:
+                del self._failed[index]
+        if num_tokens:
+            matcher.rewind(num_tokens)
 
     def begin(self, slot_of_row: IDS) -> None:
         """Let a thread make the masks of rows that these slots have next."""
@@ -75,13 +98,16 @@ class Matchers:
 
     def masks(self, slot_of_row: IDS) -> tuple[Masks, Errors]:
         """The masks of these rows, and what went wrong, by row; as they were begun, or made now."""
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            rows, future = begun
-            made = future.result()
-            if np.array_equal(rows, slot_of_row):
-                return made
+        begun = self._begun
+        self._settle()
+        if begun is not None and np.array_equal(begun[0], slot_of_row):
+            return begun[1].result()
         return self._fill(slot_of_row)
+
+    def close(self) -> None:
+        """End the thread; without it, masks are made when they are asked for."""
+        self._settle()
+        self.__dict__.pop("_thread", _NO_THREAD).shutdown(wait=False)
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
@@ -89,28 +115,33 @@ class Matchers:
 
     def _settle(self) -> None:
         """Wait until nothing is filled any more, and drop what was."""
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            begun[1].exception()
+        if self._begun is not None:
+            self._begun[1].exception()
+            self._begun = None
 
     def _restricts(self, index: int) -> bool:
         """Whether the mask of a slot may say anything."""
-        matcher = self._of_slot.get(index)
-        return matcher is not None and not getattr(matcher, "allows_all", False)
+        return index in self._of_slot and not getattr(self._of_slot[index], "allows_all", False)
 
     def _fill(self, slot_of_row: IDS) -> tuple[Masks, Errors]:
-        of_slot = self._of_slot
-        rows = [r for r, index in enumerate(slot_of_row.tolist()) if self._restricts(index)] if of_slot else []
+        rows = [r for r, index in enumerate(slot_of_row.tolist()) if self._restricts(index)] if self._of_slot else []
         if not rows:
             return Masks.none(len(slot_of_row), self._num_tokens), {}
-        indices = slot_of_row[rows].tolist()
         words = np.zeros((len(rows), words_of(self._num_tokens)), np.int32)
-        errors = fill_all([of_slot[index] for index in indices], words)
         of_row = np.full(len(slot_of_row), -1, np.int32)
         of_row[rows] = np.arange(len(rows))
-        failed = zip(rows, indices, errors, strict=True)
-        wrong = {r: what for r, index, error in failed if (what := self._failed.get(index) or error) is not None}
-        return Masks(words, of_row), wrong
+        indices = slot_of_row[rows].tolist()
+        wrong = {r: self._failed[i].message for r, i in zip(rows, indices, strict=True) if i in self._failed}
+        sound = [m for m, r in enumerate(rows) if r not in wrong]
+        filled = words[sound]
+        errors = fill_all([self._of_slot[indices[m]] for m in sound], filled)  # type: ignore[misc]
+        words[sound] = filled
+        return Masks(words, of_row), wrong | {
+            rows[m]: error for m, error in zip(sound, errors, strict=True) if error is not None
+        }
+
+
+_NO_THREAD = ThreadPoolExecutor(1)  # starts none before it is given work, and it never is
 
 
 def fill_all(matchers: Sequence[Matcher], words: I32) -> list[str | None]:
@@ -122,21 +153,30 @@ def fill_all(matchers: Sequence[Matcher], words: I32) -> list[str | None]:
     errors: list[str | None] = [None] * len(matchers)
     groups: dict[int, list[int]] = {}
     for m, matcher in enumerate(matchers):
-        batch = getattr(matcher, "batch", None)
-        if batch is None:
-            errors[m] = _tried(lambda: matcher.fill(words[m]))  # noqa: B023  called at once
-        else:
-            groups.setdefault(id(batch), []).append(m)
+        groups.setdefault(id(getattr(matcher, "batch", None)), []).append(m)
     for group in groups.values():
-        theirs = [matchers[m] for m in group]
-        part = np.zeros((len(group), words.shape[1]), np.int32)
-        for m, error in zip(group, theirs[0].batch.fill_all(theirs, part), strict=True):  # type: ignore[attr-defined]
-            errors[m] = None if error is None else str(error)
+        theirs, part = [matchers[m] for m in group], np.zeros((len(group), words.shape[1]), np.int32)
+        for m, error in zip(group, _filled(theirs, part), strict=True):
+            errors[m] = error
         words[group] = part
     for m, error in enumerate(errors):
         if error is not None:
             words[m] = 0
     return errors
+
+
+def _filled(matchers: list[Matcher], words: I32) -> list[str | None]:
+    """Fill the masks of matchers of one batch, or of none; one by one if the batch itself fails."""
+    batch = getattr(matchers[0], "batch", None)
+    if batch is not None:
+        found: list[str | None] = []
+
+        def at_once() -> None:
+            found.extend(None if error is None else f"grammar: {error}" for error in batch.fill_all(matchers, words))
+
+        if _tried(at_once) is None and len(found) == len(matchers):
+            return found
+    return [_tried(partial(matcher.fill, words[m])) for m, matcher in enumerate(matchers)]
 
 
 def fill_drafts(matcher: Matcher, draft_ids: Sequence[int], words: I32) -> int:

@@ -68,13 +68,13 @@ class Thinking:
 
     marks: between which the model thinks. budget: how many tokens it may think, None: any number. inner: the matcher of
     the grammar, at its start and nobody else's; None: no grammar. prompt_ids: the tokens before the output. num_tokens:
-    the vocabulary, W = ceil(num_tokens / 32). end_ids: what ends a text. OptionError for a mark outside the vocabulary,
-    ParameterError for a grammar whose sequences would end within a mark.
+    the vocabulary, W = ceil(num_tokens / 32). end_ids: what ends a text; turn_end_ids: what ends a turn in the prompt.
+    OptionError for a mark outside the vocabulary, ParameterError for a grammar whose sequences would end within a mark.
 
     **When it thinks.** From a start mark to the next end mark, in the prompt and the output together; marks may lie
     across the border between them, and no token belongs to two marks. A start mark while thinking and an end mark
-    outside are tokens like others. In the prompt an end id ends thinking as it ends the turn; so a turn that was cut
-    off while it thought is over.
+    outside are tokens like others. In the prompt the end of a turn ends thinking: a turn that was cut off while it
+    thought is over.
 
     **While it thinks** every token is allowed, but with a grammar no end id: the text would end without it. Once
     `budget` tokens were generated, the only token allowed is the next one of the end mark: its first, or, where the
@@ -100,6 +100,7 @@ class Thinking:
         prompt_ids: Sequence[int] | npt.NDArray[np.integer],
         num_tokens: int,
         end_ids: Collection[int] = (),
+        turn_end_ids: Collection[int] = (),
     ) -> None:
         _check(marks, inner, num_tokens, end_ids)
         self._marks, self._budget, self._inner = marks, budget, inner
@@ -108,7 +109,7 @@ class Thinking:
         self._all = _without((), num_tokens)
         self._inside = self._all if inner is None else _without(self._end_ids, num_tokens)
         self._num = 0  # tokens taken
-        self._changes = [(0, _begin(marks, budget, inner is not None, prompt_ids, self._end_ids))]
+        self._changes = [(0, _begin(marks, budget, inner is not None, prompt_ids, turn_end_ids))]
         self._opening: list[int] = []  # taken while OPEN: the grammar reads it again when a rewind leads back there
 
     @property
@@ -228,11 +229,11 @@ class Thinking:
 
 def _begin(
     marks: Marks, budget: int | None, guided: bool, prompt_ids: Sequence[int] | npt.NDArray[np.integer],
-    end_ids: frozenset[int],
+    turn_end_ids: Collection[int],
 ) -> _State:  # fmt: skip
     """Where the output begins."""
     ids = np.asarray(prompt_ids, np.int64)
-    ends = np.flatnonzero(np.isin(ids, list(end_ids)))
+    ends = np.flatnonzero(np.isin(ids, list(turn_end_ids)))
     turn = tuple(ids[ends[-1] + 1 if len(ends) else 0 :].tolist())
     thinking, at = False, 0
     while (place := _find(turn, marks.end if thinking else marks.start, at)) >= 0:

@@ -155,7 +155,7 @@ class Sampler:
         at = step.position_of_row, step.child_of_row
         work = Work(read.rows, self.padded_from, params, seeds, *at, self.backend, self._asks(slots))
         real = np.arange(step.num_rows) < step.row_starts[-1]
-        sound = real & ~np.isin(np.arange(step.num_rows), list(failed))
+        sound = real & ~np.isin(np.arange(step.num_rows), list(failed)) if failed else real
         patched, hosted = (rows & sound for rows in self._roads(slots, allowed))
         work.run_plain(np.flatnonzero(sound & ~(patched | hosted)))
         if patched.any():
@@ -254,8 +254,8 @@ class Sampler:
         )  # fmt: skip
         if self.rules is not None and (params.rewrites or params.min_tokens):
             self.rules.start(slot.index, self._context(slot.index))
-        if seat.matcher is not None:
-            self.matchers.start(slot.index, seat.matcher, output.tolist())
+        if seat.make_matcher is not None:
+            self.matchers.start(slot.index, seat.make_matcher, output.tolist())
 
     def _context(self, index: int, masks: Masks | None = None, r: int = 0) -> Context:
         """What the rewriting of a slot's next row depends on."""

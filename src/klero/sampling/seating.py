@@ -46,11 +46,11 @@ def _faults(seat: Seat, seed: int | None) -> Iterator[Fault]:
         rule = "stand without bad_words, which they spell; give them as bad_token_ids"
         yield Fault("bad_word_ids", seat.bad_word_ids, rule)
     field = params.guided or (None if params.thinking_token_budget is None else "thinking_token_budget")
-    if field is not None and seat.matcher is None:
-        rule = "is about text, and the sampler has no tokenizer; give Seat.matcher"
+    if field is not None and seat.make_matcher is None:
+        rule = "is about text, and the sampler has no tokenizer; give Seat.make_matcher"
         yield Fault(field, getattr(params, field), rule)
-    if seat.matcher is not None and not all(hasattr(seat.matcher, name) for name in ("fill", "accept", "rewind")):
-        yield Fault("matcher", seat.matcher, "must have the methods fill, accept and rewind (klero.grammar.Matcher)")
+    if not (seat.make_matcher is None or callable(seat.make_matcher)):
+        yield Fault("make_matcher", seat.make_matcher, "must be a function that makes a klero.grammar.Matcher, or None")
     if fault := nothing_allowed(params, seat.bad_word_ids or ()):
         yield fault
 
