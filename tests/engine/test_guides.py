@@ -283,6 +283,25 @@ def test_a_stream_of_a_grammar_is_its_answer():
     assert all(json.loads(text)["b"] in (3, 4, 5) for text in texts)
 
 
+@pytest.mark.parametrize("made", [None, object(), 3])
+@pytest.mark.parametrize("thinks", [False, True])
+def test_a_backend_that_makes_no_matchers_is_refused(made, thinks):
+    class Wrong:
+        def compile(self, source):
+            return self
+
+        def matcher(self, end_ids):
+            return made
+
+    options = {"thinking_token_ids": ([3], [4])} if thinks else {}
+    with LLM(ToyModel(16, 64, (2,)), grammar_backend=Wrong(), **options) as llm:
+        with pytest.raises(GrammarError, match=r"regex='x': has no matcher: TypeError: .* has not the methods fill"):
+            llm.generate([1], asks(regex="x"))
+        Wrong.compile = lambda self, source: made
+        with pytest.raises(GrammarError, match=r"regex='y': cannot be compiled: TypeError: .* has no method matcher"):
+            llm.generate([1], asks(regex="y"))
+
+
 class Picky:
     """A backend whose matchers are made so often and no more; then they cannot be made."""
 

@@ -12,6 +12,12 @@ from klero.grammar.grammars import Grammars
 from klero.grammar.source import Source
 
 
+class Compiled(str):
+    """What a text is compiled to."""
+
+    matcher = None
+
+
 class Panic(BaseException):
     """What a library written in Rust raises when it is broken."""
 
@@ -34,7 +40,7 @@ class Backend:
             raise Panic
         if source.text == "!absent":
             raise MissingExtra("engine", "llguidance")
-        return source.text.upper()
+        return Compiled(source.text.upper())
 
 
 @pytest.fixture

@@ -173,6 +173,22 @@ def test_a_batch_that_fails_is_done_one_by_one(fails):
     assert (failed, batch.calls) == ({}, 1)
 
 
+def test_what_fill_returns_and_what_a_batch_is_not_harm_nobody():
+    class Odd(OneOf):
+        @property
+        def batch(self):
+            raise ZeroDivisionError
+
+        def fill(self, words):
+            super().fill(words)
+            return True
+
+    five = OneOf([[4]], {END})
+    five.batch = 5
+    masks, failed = seated(s0=Odd([[3]], {END}), s1=five).masks(ROWS)
+    assert ([allowed(masks, r) for r in ROWS], failed) == ([{3}, {4}, None], {})
+
+
 def test_after_the_end_masks_are_made_all_the_same():
     matchers = seated(s0=OneOf([[3]], {END}))
     matchers.begin(ROWS)

@@ -305,6 +305,7 @@ def test_logprobs_of_chats(llm, body, logprobs):
         ({"functions": []}, "functions"),
         ({"function_call": "auto"}, "function_call"),
         ({"store": True}, "store"),
+        ({"store": 0}, "store"),
         ({"service_tier": "flex"}, "service_tier"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"audio": {}}, "audio"),

@@ -102,6 +102,12 @@ def everything(client):
     return data
 
 
+def test_a_body_that_says_it_is_too_large_is_not_read(strict):
+    with connect(strict) as client:
+        client.sendall(head(1001, "Connection: close\r\n"))
+        assert everything(client).startswith(b"HTTP/1.1 413 ")
+
+
 def test_a_body_that_does_not_come_is_not_waited_for(strict):
     with connect(strict) as client:
         client.sendall(head(500) + b'{"prompt"')

@@ -131,7 +131,9 @@ def test_a_client_that_leaves_frees_everything_within_a_step(gated, body, stream
         wait_for_steps(gated.model, 1)
         gated.model.steps.release(1)
         wait_for_steps(gated.model, 2)
-    while gated.server.service.num_running:  # the server has seen that it left
+    end = time.monotonic() + 5
+    while gated.server.service.num_running:  # the server has not seen yet that it left
+        assert time.monotonic() < end
         time.sleep(0.001)
     gated.model.steps.release(1)  # the step that ran meanwhile
     gated.all_free()

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from klero.device import num_threads
-from klero.errors import Fault, GrammarError, ParameterError
+from klero.errors import STOPS, Fault, GrammarError, KleroError, ParameterError, told
 from klero.finish import TokenBytes
 from klero.grammar.grammars import Grammars
 from klero.grammar.protocol import Backend, Compiled, Matcher
@@ -35,6 +35,8 @@ class Guide(NamedTuple):
     def matcher(self) -> Matcher:
         """A matcher for one sequence, at its start."""
         inner = None if self.compiled is None else self.compiled.matcher(self.end_ids)
+        if self.compiled is not None and not all(hasattr(inner, name) for name in ("fill", "accept", "rewind")):
+            raise TypeError(f"{type(inner).__name__} has not the methods fill, accept and rewind")
         if self.marks is not None:
             return Thinking(
                 self.marks, self.budget, inner, self.prompt_ids, self.num_tokens, self.end_ids, self.turn_end_ids
@@ -100,5 +102,11 @@ class Guides:
             raise GrammarError([Fault(source.kind, source.text, rule)])
         grammar = None if source is None else self.grammars.compiled(source, compiled)
         guide = Guide(grammar, end_ids, self._marks, budget, prompt_ids, self._num_tokens, self._end_token_ids)
-        guide.matcher()  # what is wrong with it is said before it enters a batch
+        try:
+            guide.matcher()  # what is wrong with it is said before it enters a batch
+        except (*STOPS, KleroError):
+            raise
+        except Exception as error:  # of a backend of somebody's own
+            field = "thinking_token_budget" if source is None else source.kind
+            raise GrammarError([Fault(field, getattr(params, field), f"has no matcher: {told(error)}")]) from error
         return guide

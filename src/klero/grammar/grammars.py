@@ -116,7 +116,10 @@ class Grammars:
     def _compile(self, source: Source) -> Compiled:
         if self._backend is None:
             self._backend = self._make_backend()
-        return self._backend.compile(source)
+        made = self._backend.compile(source)
+        if not hasattr(made, "matcher"):
+            raise TypeError(f"{type(made).__name__} has no method matcher")
+        return made
 
     def _told(self, source: Source, error: BaseException) -> KleroError:
         if isinstance(error, KleroError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -153,7 +153,7 @@ def fill_all(matchers: Sequence[Matcher], words: I32) -> list[str | None]:
     errors: list[str | None] = [None] * len(matchers)
     groups: dict[int, list[int]] = {}
     for m, matcher in enumerate(matchers):
-        groups.setdefault(id(getattr(matcher, "batch", None)), []).append(m)
+        groups.setdefault(id(_batch_of(matcher)), []).append(m)
     for group in groups.values():
         theirs, part = [matchers[m] for m in group], np.zeros((len(group), words.shape[1]), np.int32)
         for m, error in zip(group, _filled(theirs, part), strict=True):
@@ -167,7 +167,7 @@ def fill_all(matchers: Sequence[Matcher], words: I32) -> list[str | None]:
 
 def _filled(matchers: list[Matcher], words: I32) -> list[str | None]:
     """Fill the masks of matchers of one batch, or of none; one by one if the batch itself fails."""
-    batch = getattr(matchers[0], "batch", None)
+    batch = _batch_of(matchers[0])
     if batch is not None:
         found: list[str | None] = []
 
@@ -176,7 +176,19 @@ def _filled(matchers: list[Matcher], words: I32) -> list[str | None]:
 
         if _tried(at_once) is None and len(found) == len(matchers):
             return found
-    return [_tried(partial(matcher.fill, words[m])) for m, matcher in enumerate(matchers)]
+    return [_tried(partial(_fill_one, matcher, words[m])) for m, matcher in enumerate(matchers)]
+
+
+def _fill_one(matcher: Matcher, words: I32) -> None:
+    matcher.fill(words)  # whatever a caller's own returns says nothing
+
+
+def _batch_of(matcher: Matcher) -> Any:
+    """What fills the masks of this matcher and of others at once; None: nobody."""
+    try:
+        return getattr(matcher, "batch", None)
+    except Exception:  # of a caller's own; it fills alone then
+        return None
 
 
 def fill_drafts(matcher: Matcher, draft_ids: Sequence[int], words: I32) -> int:

@@ -28,6 +28,7 @@ from klero.server.protocol import protocol_of
 from klero.server.streams import between_steps
 
 GRACE = 5.0  # seconds for what is sent last, once every request has ended
+KEEP_OPEN = 75  # seconds that a connection may rest between requests: longer than pools of clients keep theirs
 LOOK = 1.0  # seconds between two looks at the engine
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 log = logging.getLogger("klero.server")
@@ -85,7 +86,8 @@ class Server:
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self._http = _Uvicorn(uvicorn.Config(
             self.app, http=protocol_of(options.read_timeout), ws="none", lifespan="off", log_config=None,
-            access_log=False, server_header=False, proxy_headers=False, timeout_graceful_shutdown=int(GRACE),
+            access_log=False, server_header=False, proxy_headers=False, timeout_keep_alive=KEEP_OPEN,
+            timeout_graceful_shutdown=int(GRACE),
         ))  # fmt: skip
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = asyncio.Event()
