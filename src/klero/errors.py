@@ -55,12 +55,27 @@ class Fault:
 
     def __str__(self) -> str:
         try:
-            shown = repr(self.value)
+            shown = repr(self.value) if _can_be_shown(self.value) else f"<{type(self.value).__name__}>"
         except Exception:  # a value that cannot even be shown (an integer of 5000 digits) must not hide its fault
             shown = f"<{type(self.value).__name__}>"
         if len(shown) > 80:
             shown = shown[:77] + "..."
         return f"{self.field}={shown}: {self.rule}"
+
+
+def _can_be_shown(value: Any, most: int = 100_000) -> bool:
+    """Whether a value has so few parts that its repr ends soon: one that holds the same list often may never end."""
+    left, seen = [value], 0
+    while left:
+        part = left.pop()
+        seen += 1
+        if seen > most:
+            return False
+        if isinstance(part, dict):
+            left.extend(part.values())
+        elif isinstance(part, list | tuple | set | frozenset):
+            left.extend(part)
+    return True
 
 
 class ParameterError(KleroError, ValueError):

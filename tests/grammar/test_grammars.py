@@ -145,7 +145,7 @@ def test_what_was_prepared_is_there_though_it_went(backend):
 
 def test_too_many_do_not_wait(backend):
     backend.gate.clear()
-    grammars = Grammars(lambda: backend, max_waiting=2)
+    grammars = Grammars(lambda: backend, max_waiting=2, num_threads=1)
     first = grammars.prepare(regex("0"))
     while not first.running():
         pass
@@ -160,7 +160,7 @@ def test_too_many_do_not_wait(backend):
 
 def test_after_the_end_nothing_is_compiled(backend):
     backend.gate.clear()
-    grammars = Grammars(lambda: backend)
+    grammars = Grammars(lambda: backend, num_threads=1)
     first, second = grammars.prepare(regex("a")), grammars.prepare(regex("b"))
     while not first.running():
         pass
@@ -171,3 +171,18 @@ def test_after_the_end_nothing_is_compiled(backend):
         grammars.compiled(regex("b"), second)
     with pytest.raises(RequestError, match="the engine is closed"):
         grammars.prepare(regex("c"))
+
+
+def test_one_that_takes_long_holds_nobody_up():
+    class Slow(Backend):
+        def compile(self, source):
+            return super().compile(source) if source.text == "slow" else Compiled("QUICK")
+
+    backend = Slow()
+    backend.gate.clear()
+    grammars = Grammars(lambda: backend)
+    slow = grammars.prepare(regex("slow"))
+    assert grammars.compiled(regex("quick")) == "QUICK"
+    assert not slow.done()
+    backend.gate.set()
+    assert slow.result(10) == "SLOW"

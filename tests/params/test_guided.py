@@ -296,3 +296,12 @@ def test_a_grammar_error_is_a_fault_of_its_field():
     assert str(error).startswith("regex='(((")
     assert str(error).endswith("...: is not closed")
     assert pickle.loads(pickle.dumps(error)).faults == error.faults
+
+
+def test_a_value_that_holds_the_same_thing_often_is_shown_by_its_kind():
+    """40 levels of two each: its repr would have 2^40 parts."""
+    value = {}
+    for _ in range(40):
+        value = {"anyOf": [value, value]}
+    assert str(Fault("regex", value, "must be text")) == "regex=<dict>: must be text"
+    assert str(Fault("stop", ["a"] * 9, "too many")) == f"stop={['a'] * 9}: too many"

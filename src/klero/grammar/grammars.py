@@ -18,7 +18,7 @@ class Grammars:
 
     make_backend: called once, by the first grammar, as it reads the whole vocabulary. max_entries, max_bytes: what is
     kept, in grammars and in bytes of their sources; the least recently used go first. max_waiting: grammars that may
-    wait to be compiled; they are compiled one by one. timeout: seconds that `compiled` waits. A GrammarError is kept as
+    wait to be compiled; num_threads: how many are compiled at a time. timeout: seconds that `compiled` waits. A GrammarError is kept as
     well, so that nobody makes it be found at length again.
     """
 
@@ -29,6 +29,7 @@ class Grammars:
         max_entries: int = 256,
         max_bytes: int = 2**23,
         max_waiting: int = 1024,
+        num_threads: int = 2,
         timeout: float = 30,
     ) -> None:
         self._make_backend = make_backend
@@ -37,8 +38,8 @@ class Grammars:
         self._found: OrderedDict[Source, Future[Compiled]] = OrderedDict()
         self._num_bytes = 0
         self._waiting: deque[tuple[Source, Future[Compiled]]] = deque()
-        self._lock = threading.Lock()
-        self._working = self._closed = False
+        self._lock, self._making = threading.Lock(), threading.Lock()
+        self._num_threads, self._num_working, self._closed = num_threads, 0, False
 
     def prepare(self, source: Source) -> Future[Compiled]:
         """Compile a grammar in the background, unless that was done; the future has it, or a GrammarError.
@@ -86,8 +87,8 @@ class Grammars:
         future: Future[Compiled] = Future()
         self._found[source], self._num_bytes = future, self._num_bytes + len(source.text)
         self._waiting.append((source, future))
-        if not self._working:
-            self._working = True
+        if self._num_working < self._num_threads:
+            self._num_working += 1
             threading.Thread(target=self._work, name="klero-grammar", daemon=True).start()  # no exit waits for it
         return future
 
@@ -100,7 +101,7 @@ class Grammars:
         while True:
             with self._lock:
                 if not self._waiting:
-                    self._working = False
+                    self._num_working -= 1
                     return
                 source, future = self._waiting.popleft()
             if not future.set_running_or_notify_cancel():
@@ -114,8 +115,9 @@ class Grammars:
                 future.set_exception(self._told(source, error))
 
     def _compile(self, source: Source) -> Compiled:
-        if self._backend is None:
-            self._backend = self._make_backend()
+        with self._making:
+            if self._backend is None:
+                self._backend = self._make_backend()
         made = self._backend.compile(source)
         if not hasattr(made, "matcher"):
             raise TypeError(f"{type(made).__name__} has no method matcher")
