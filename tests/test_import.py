@@ -20,9 +20,10 @@ def test_import_pulls_in_nothing_heavy():
 def test_the_public_names_are_these():
     assert sorted(klero.__all__) == [
         "AsyncLLM", "BlockError", "CompletionOutput", "Delta", "Explanation", "GrammarError", "KleroError", "LLM",
-        "LogitsError", "Logprobs", "MissingExtra", "ModelError", "OptionError", "ParameterError", "QueueFullError", "RequestError",
-        "RequestMetrics", "RequestOutput", "RowParams", "SampleState", "Sampled", "Sampler", "SamplingParams", "Seat",
-        "Slot", "SlotError", "SortedRow", "Step", "TokenUpdate", "explain", "sample", "score",
+        "LogitsError", "Logprobs", "MissingExtra", "ModelError", "OptionError", "ParameterError", "QueueFullError",
+        "RequestError", "RequestMetrics", "RequestOutput", "RowParams", "SampleState", "Sampled", "Sampler",
+        "SamplingParams", "Seat", "Slot", "SlotError", "SortedRow", "Step", "TokenUpdate", "explain", "sample",
+        "score",
     ]  # fmt: skip
     for name in klero.__all__:
         assert getattr(klero, name) is not None

@@ -18,8 +18,8 @@ class Grammars:
 
     make_backend: called once, by the first grammar, as it reads the whole vocabulary. max_entries, max_bytes: what is
     kept, in grammars and in bytes of their sources; the least recently used go first. max_waiting: grammars that may
-    wait to be compiled; num_threads: how many are compiled at a time. timeout: seconds that `compiled` waits. A GrammarError is kept as
-    well, so that nobody makes it be found at length again.
+    wait to be compiled; num_threads: how many are compiled at a time. timeout: seconds that `compiled` waits. A
+    GrammarError is kept as well, so that nobody makes it be found at length again.
     """
 
     def __init__(
