@@ -119,10 +119,10 @@ def test_a_step_that_hangs_ends_the_server():
 
 
 class Dying(Gated):
-    """A model whose second step ends the engine's thread."""
+    """A model whose fifth step ends the engine's thread."""
 
     def forward(self, step):
-        if len(self.seen) == 1:
+        if len(self.seen) == 4:
             raise SystemExit
         return super().forward(step)
 
@@ -132,13 +132,19 @@ def test_an_engine_that_dies_ends_the_server(caplog):
     live = Live(lambda: toy(model))
     live.start()
     live.wait_for("ready")
-    asking = [Asking(live, stream=stream) for stream in (True, False)]
+    asking = [Asking(live, stream=True), Asking(live, stream=True, prompt=["x", "y"]), Asking(live)]
+    model.steps.release(3)
+    while len(model.seen) < 4:
+        time.sleep(0.001)
+    time.sleep(0.1)  # step 4 waits at its gate, and every stream has begun
     model.steps.release(10)
     for one in asking:
         one.join(10)
-    *_, last = events_of(asking[0].answer.text)
-    assert last["error"]["type"] == "server_error"
-    assert asking[1].answer.status_code in (500, 503)
+    for one in asking[:2]:
+        chunk, *_, last = events_of(one.answer.text)
+        assert chunk["choices"]
+        assert last["error"]["type"] == "server_error"
+    assert asking[2].answer.status_code in (500, 503)
     live.join()
     assert live.code == 1
     assert "the engine's thread has ended" in caplog.text
