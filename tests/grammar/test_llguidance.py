@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from tests.grammar.walks import BYTES, END, NUM_BYTES
 
 from klero.finish import TokenBytes
 from klero.grammar import LLGuidance, Source
+from klero.grammar.gbnf import lark_of_gbnf
 
 
 def backend_of(*texts, special=(), num_tokens=None):
@@ -255,3 +257,15 @@ def test_without_llguidance_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(ImportError, match=r"llguidance is not installed; klero\[engine\] brings it"):
         LLGuidance(BYTES, NUM_BYTES)
+
+
+@pytest.mark.parametrize("num_rules", [100, 5000])
+def test_a_chain_of_rules_in_any_order_has_an_end(num_rules):
+    rules = [f'r{i} ::= "a" r{i + 1}' for i in range(num_rules)] + [f'r{num_rules} ::= "b"']
+    random.Random(1).shuffle(rules)
+    assert lark_of_gbnf("\n".join(["root ::= r0", *rules])).startswith("start: T0")
+    rules.remove(f'r{num_rules} ::= "b"')
+    endless = "\n".join(["root ::= r0", *rules, f"r{num_rules} ::= r0 | (r1 r2)+"])
+    with pytest.raises(ValueError, match="has no end"):
+        lark_of_gbnf(endless)
+    assert lark_of_gbnf(endless.replace(")+", ")*")).startswith("start: r0")

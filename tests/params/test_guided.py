@@ -214,6 +214,8 @@ def test_structural_tags():
         ({"triggers": [""]}, "must be {"),
         ({"triggers": "<f"}, "must be {"),
         ({"type": "json_schema"}, "must be {"),
+        ({"triggers": [f"<f{i}" for i in range(129)]}, "with at most 128 structures and 128 triggers"),
+        ({"structures": [{"begin": "<f", "schema": {}, "end": ""}] * 129}, "with at most 128 structures and 128 trig"),
         ({"structures": [{"begin": "<f>", "end": ""}]}, "; 'schema' is missing"),
         ({"structures": [{"begin": "<f>", "schema": {}, "end": "", "stop": "x"}]}, "; 'stop' is not known"),
         ({"structures": [{"begin": 1, "schema": {}, "end": ""}]}, "must be {"),

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable
 from typing import NamedTuple, NoReturn
+
+from klero.grammar.least import Facts
 
 RULE = re.compile(r"(?m)^[ \t]*[\w-]+[ \t]*::=")
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
@@ -23,7 +24,6 @@ TOKEN = re.compile(
     r"""|(?P<sign>[()|.])""",
     re.DOTALL,
 )
-MAX_PASSES = 64
 MAX_DEPTH = 24
 
 
@@ -51,9 +51,9 @@ def lark_of_gbnf(text: str) -> str:
     for name, used in uses.items():
         if missing := sorted(other for other in used if other not in rules):
             raise ValueError(f"the rule {missing[0]!r}, which {name!r} uses, is missing")
-    if endless := sorted(rules.keys() - _least(lambda name, met: _has_end(rules[name], met), rules)):
+    if endless := sorted(rules.keys() - _with_end(rules)):
         raise ValueError(f"the rule {endless[0]!r} has no end: each of its texts contains another of it")
-    flat = _least(lambda name, met: uses[name] <= met, rules)
+    flat = _flat(uses)
     number = {name: index for index, name in enumerate(rules)}
     called = {name: f"{'T' if name in flat else 'r'}{number[name]}" for name in rules}
     lines = [f"start: {called['root']}"]
@@ -113,41 +113,43 @@ def _wrong(token: Token) -> NoReturn:
     raise ValueError(f"line {token.line}: {token.text!r:.40} may not stand here")
 
 
-def _least(holds: Callable[[str, set[str]], bool], rules: Iterable[str]) -> set[str]:
-    """The least set of rules that holds for each that it holds for, given the others."""
-    found: set[str] = set()
-    left = list(rules)
-    for _ in range(MAX_PASSES):
-        left.reverse()  # a chain of rules is short in one of the orders
-        for name in left:
-            if holds(name, found):
-                found.add(name)
-        more = [name for name in left if name not in found]
-        if len(more) == len(left):
-            break
-        left = more
-    return found
+def _with_end(rules: dict[str, list[Token]]) -> set[str]:
+    """The rules that have a text."""
+    facts = Facts()
+    fact_of = {name: facts.add() for name in rules}
+    for name, body in rules.items():
+        stack: list[tuple[list[int], list[int]]] = [([], [])]  # of each open group: its alternatives, and this one
+        for token, after in itertools.pairwise([*body, Token("line", "", 0)]):
+            alternatives, here = stack[-1]
+            if token.text == "(" and token.kind == "sign":
+                stack.append(([], []))
+            elif token.text == "|" and token.kind == "sign":
+                alternatives.append(facts.all_of(here))
+                stack[-1] = (alternatives, [])
+            elif token.kind != "count":
+                needed = fact_of[token.text] if token.kind == "name" else facts.all_of(())
+                if token.text == ")" and token.kind == "sign":
+                    stack.pop()
+                    needed = facts.any_of([*alternatives, facts.all_of(here)])
+                if after.kind != "count" or not (after.text in "*?" or re.match(r"\{\s*0+\s*[,}]", after.text)):
+                    stack[-1][1].append(needed)
+        alternatives, here = stack[0]
+        facts.follows(fact_of[name], [*alternatives, facts.all_of(here)], 1)
+    return _names(facts, fact_of)
 
 
-def _has_end(body: list[Token], met: set[str]) -> bool:
-    """Whether a body has a text if the rules in `met` have."""
-    stack: list[list[bool]] = [[False, True]]  # of each open group: an alternative before has one; this one, so far
-    for token, after in itertools.pairwise([*body, Token("line", "", 0)]):
-        if token.text == "(" and token.kind == "sign":
-            stack.append([False, True])
-            continue
-        if token.text == "|" and token.kind == "sign":
-            stack[-1] = [stack[-1][0] or stack[-1][1], True]
-            continue
-        if token.kind == "count":
-            continue
-        last = token.kind != "name" or token.text in met
-        if token.text == ")" and token.kind == "sign":
-            before, here = stack.pop()
-            last = before or here
-        none_needed = after.kind == "count" and (after.text in "*?" or re.match(r"\{\s*0+\s*[,}]", after.text))
-        stack[-1][1] = stack[-1][1] and (last or bool(none_needed))
-    return stack[0][0] or stack[0][1]
+def _flat(uses: dict[str, set[str]]) -> set[str]:
+    """The rules that lead to no recursion."""
+    facts = Facts()
+    fact_of = {name: facts.add() for name in uses}
+    for name, used in uses.items():
+        facts.follows(fact_of[name], [fact_of[other] for other in used], len(used))
+    return _names(facts, fact_of)
+
+
+def _names(facts: Facts, fact_of: dict[str, int]) -> set[str]:
+    holds = facts.holding()
+    return {name for name, fact in fact_of.items() if holds[fact]}
 
 
 def _body(body: list[Token], called: dict[str, str]) -> str:

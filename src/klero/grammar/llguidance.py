@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,18 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from klero.errors import GrammarError, MissingExtra
-from klero.grammar.deep import on_large_stack
+from klero.grammar.deep import on_large_stack, start_threads
 from klero.grammar.ends import EndedMatcher, bytes_of_tokens
-from klero.grammar.lark import lark_of, refused
+from klero.grammar.lark import lark_of
 from klero.grammar.protocol import Matcher, TokenText
 from klero.grammar.source import Source
 
 I32 = npt.NDArray[np.int32]
 
 MAX_REASON = 300
-STACK_BYTES = 2**28
-"""Of the thread that compiles: llguidance follows references by recursion, and a process that runs out of stack dies.
-What is not touched takes no memory."""
 
 
 class Limits(NamedTuple):
@@ -61,6 +59,7 @@ class LLGuidance:
         self._tokenizer = self._library.LLTokenizer(wrapped)
         self._limits = Limits() if limits is None else limits
         self._executor = self._library.LLExecutor(num_threads)
+        start_threads()
 
     def compile(self, source: Source) -> LLGrammar:
         """Compile a grammar and make its first mask; GrammarError if it cannot be, or allows no text."""
@@ -100,15 +99,16 @@ class LLGuidance:
         return self.num_tokens // 32 + 1
 
     def started(self, source: Source, grammar: str) -> Any:
-        """A matcher of llguidance's own, at the beginning; GrammarError for a grammar that it does not take."""
+        """A matcher of llguidance's own, at the beginning; GrammarError for a grammar that it does not take.
+
+        On a large stack: llguidance follows references by recursion, and a process that runs out of stack dies.
+        """
         limits = self._limits_of(source)
-        made = on_large_stack(
-            lambda: self._library.LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits), STACK_BYTES
-        )
+        made = on_large_stack(lambda: self._library.LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits))
         if made.is_error():
-            raise refused(source, f"is not a grammar that can be followed: {_reason(made)}")
+            raise source.refused(f"is not a grammar that can be followed: {_reason(made)}")
         if warnings := made.get_grammar_warnings():
-            raise refused(source, f"is not held in full: {'; '.join(warnings)}")
+            raise source.refused(f"is not held in full: {'; '.join(warnings)}")
         return made
 
     def _limits_of(self, source: Source) -> Any:
@@ -130,34 +130,52 @@ class LLGuidance:
 
 
 class LLGrammar:
-    """A compiled grammar."""
+    """A compiled grammar, and its lexer: what it remembers is shared by all matchers that begin from it.
+
+    It decides how long a mask takes, and what ends a lexer for one ends it for all. So lexers are numbered, and
+    matchers whose lexer has failed begin anew with the next, which is one for all of them.
+    """
 
     def __init__(self, backend: LLGuidance, source: Source, grammar: str) -> None:
         self._backend, self._source, self._grammar = backend, source, grammar
-        self._first = backend.started(source, grammar)
+        self._lock = threading.Lock()
+        self._first, self._lexer = backend.started(source, grammar), 0
+        self._has_failed = False
         self._check()
 
     def matcher(self, end_ids: tuple[int, ...]) -> LLMatcher:
         """Make a matcher at the beginning of the text; end_ids: the tokens that end it."""
         return LLMatcher(self._backend, self, end_ids)
 
-    def start(self) -> Any:
-        """A matcher of llguidance's own. It shares what a lexer remembers, which decides how long a mask takes."""
-        return self._first.deep_copy()
+    def start(self, after: int = -1) -> tuple[Any, int, bool]:
+        """A matcher of llguidance's own, the number of its lexer, and whether this lexer is new.
 
-    def start_anew(self) -> Any:
-        """The same with a lexer that remembers nothing; those who start later share that."""
-        self._first = self._backend.started(self._source, self._grammar)
-        return self._first.deep_copy()
+        after: a number that is too low. No lexer that has failed is given away.
+        """
+        with self._lock:
+            is_new = self._has_failed or self._lexer <= after
+            if is_new:
+                self._first = self._backend.started(self._source, self._grammar)
+                self._lexer, self._has_failed = self._lexer + 1, False
+            return self._first.deep_copy(), self._lexer, is_new
+
+    def start_alone(self) -> Any:
+        """The same with a lexer that nobody else has."""
+        return self._backend.started(self._source, self._grammar)
+
+    def lexer_failed(self, lexer: int) -> None:
+        """Let nobody start with this lexer any more."""
+        with self._lock:
+            self._has_failed |= lexer == self._lexer
 
     def failed(self, inner: Any) -> GrammarError:
         """The error of a matcher of llguidance's own that is in the state of error."""
-        return refused(self._source, f"cannot be followed here: {_reason(inner)}")
+        return self._source.refused(f"cannot be followed here: {_reason(inner)}")
 
     def _check(self) -> None:
         """Raise unless a text may begin, and its first token can be taken back."""
         words = np.empty(self._backend.num_words, np.int32)
-        first = self.start()
+        first, _, _ = self.start()
         first.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if not first.is_error() and not first.is_stopped():
             bits = np.unpackbits(words.view(np.uint8), bitorder="little")
@@ -166,7 +184,7 @@ class LLGrammar:
                 first.consume_token(token_id)
                 first.rollback(1)
         if first.is_error():
-            raise refused(self._source, f"is not a grammar that can be followed: {_reason(first)}")
+            raise self._source.refused(f"is not a grammar that can be followed: {_reason(first)}")
 
 
 class LLMatcher(EndedMatcher):
@@ -176,7 +194,7 @@ class LLMatcher(EndedMatcher):
         super().__init__(backend.num_tokens, end_ids)
         self.batch = backend
         self._grammar = grammar
-        self.inner = grammar.start()
+        self.inner, self._lexer, _ = grammar.start()
 
     def is_running(self, backend: LLGuidance) -> bool:
         """Whether a backend makes this matcher's next mask: the text has not ended, and nothing is wrong."""
@@ -199,34 +217,47 @@ class LLMatcher(EndedMatcher):
         if not self.inner.is_error():
             self.inner.rollback(num_tokens)
         if self.inner.is_error():
-            self._begin_anew()
+            self._begin_anew(lambda: None)
 
     def _ask(self, question: Callable[[], Any]) -> Any:
-        """Ask llguidance; GrammarError where it fails.
+        """Ask llguidance; GrammarError where it fails with a lexer that has seen this text only.
 
-        Where it fails for the many states that the lexer made, which is one for all texts of a grammar, it is asked
-        again with a lexer that has seen this text only.
+        What a lexer may remember is limited, and so is the work for what it does not remember yet. Others fill it, and
+        spare it work, so a failure with a lexer that is shared says nothing about this text.
         """
         if not self.inner.is_error():
             answer = question()
             if not self.inner.is_error():
                 return answer
-        if "too many states" not in self.inner.get_error():
-            raise self._grammar.failed(self.inner)
-        self._begin_anew()
-        answer = question()
-        self._check()
-        return answer
+        return self._begin_anew(question)
 
-    def _begin_anew(self) -> None:
-        self.inner = self._grammar.start_anew()
+    def _begin_anew(self, question: Callable[[], Any]) -> Any:
+        """Follow the text again with the next lexer, then with one alone; the first answer that is not a failure."""
+        self._grammar.lexer_failed(self._lexer)
+        self.inner, self._lexer, is_new = self._grammar.start(after=self._lexer)
         if self._taken:
             self.inner.consume_tokens(self._taken)
-        self._check()
-
-    def _check(self) -> None:
+        answer = None if self.inner.is_error() else question()
+        if self.inner.is_error():
+            self._grammar.lexer_failed(self._lexer)
+            if self._taken or not is_new:
+                self.inner = self._grammar.start_alone()
+                answer = self._retrace(question)
         if self.inner.is_error():
             raise self._grammar.failed(self.inner)
+        return answer
+
+    def _retrace(self, question: Callable[[], Any]) -> Any:
+        """The answer after the text, with the work spread over its tokens as it is when they are generated: there is
+        a limit for each step. None where something fails, and the matcher is in the state of error."""
+        made = np.empty(self.batch.num_words, np.int32)
+        for token_id in self._taken:
+            self.inner.unsafe_compute_mask_ptr(made.ctypes.data, made.nbytes)
+            if not self.inner.is_error():
+                self.inner.consume_token(token_id)
+            if self.inner.is_error():
+                return None
+        return question()
 
 
 class _Tokens:

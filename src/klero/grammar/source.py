@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
+from klero.errors import Fault, GrammarError
+
 if TYPE_CHECKING:
     from klero.params import SamplingParams
 
@@ -25,6 +27,10 @@ class Source(NamedTuple):
     def field(self) -> str:
         """The field of the parameters that asked for it."""
         return self.kind
+
+    def refused(self, rule: str) -> GrammarError:
+        """An error about the field."""
+        return GrammarError([Fault(self.field, self.text, rule)])
 
 
 def source_of(params: SamplingParams) -> Source | None:

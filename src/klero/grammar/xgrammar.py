@@ -14,11 +14,12 @@ import numpy.typing as npt
 from klero.errors import GrammarError, MissingExtra
 from klero.grammar.ends import EndedMatcher, bytes_of_tokens
 from klero.grammar.gbnf import is_gbnf, lark_of_gbnf
-from klero.grammar.lark import refused
+from klero.grammar.patterns import pieces_of
 from klero.grammar.protocol import Matcher, TokenText
 from klero.grammar.schema import held_schema
 from klero.grammar.source import Source
 from klero.grammar.tags import check_tags
+from klero.grammar.terminals import check_regex
 
 I32 = npt.NDArray[np.int32]
 
@@ -72,13 +73,13 @@ class XGrammar:
         except (RuntimeError, ValueError, RecursionError) as error:
             if isinstance(error, GrammarError):
                 raise
-            raise refused(source, f"is not a grammar that can be followed: {_reason(error)}") from None
+            raise source.refused(f"is not a grammar that can be followed: {_reason(error)}") from None
         grammar = XGrammarGrammar(self, source, made)
         words = np.empty(self.num_tokens // 32 + 1, np.int32)
         matcher = grammar.start()
         matcher.fill_next_token_bitmask(words[None], 0)
         if not words.any():
-            raise refused(source, "allows no text")
+            raise source.refused("allows no text")
         return grammar
 
     def fill_all(self, matchers: Sequence[Matcher], masks: I32) -> list[GrammarError | None]:
@@ -109,7 +110,7 @@ class XGrammar:
         if source.kind == "structural_tag":
             return self._compiler.compile_structural_tag(self._tags(source))
         if not is_gbnf(source.text):
-            raise refused(source, "is Lark, which xgrammar does not read; write GBNF, or take llguidance")
+            raise source.refused("is Lark, which xgrammar does not read; write GBNF, or take llguidance")
         lark_of_gbnf(source.text)  # raises for what is malformed, and xgrammar might take
         return self._compiler.compile_grammar(source.text)
 
@@ -168,9 +169,9 @@ class XGrammarMatcher(EndedMatcher):
         try:
             self._inner.fill_next_token_bitmask(made[None], 0)
         except RuntimeError as error:
-            raise refused(self._grammar.source, f"cannot be followed here: {_reason(error)}") from None
+            raise self._grammar.source.refused(f"cannot be followed here: {_reason(error)}") from None
         if not made.any():
-            raise refused(self._grammar.source, "cannot be followed here: no token may come")
+            raise self._grammar.source.refused("cannot be followed here: no token may come")
         return made
 
     def _take(self, token_id: int) -> bool:
@@ -222,37 +223,46 @@ def _check_keywords(source: Source, schema: dict[str, Any]) -> None:
         known = {alone}
     if wrong := sorted(keys - known):
         beside = alone or " or ".join(map(str, types)) or "no type"
-        raise refused(source, f"xgrammar does not hold {wrong[0]!r} beside {beside}; leave it out, or take llguidance")
+        raise source.refused(f"xgrammar does not hold {wrong[0]!r} beside {beside}; leave it out, or take llguidance")
     _check_reach(source, schema)
     if "pattern" in keys and keys & {"minLength", "maxLength"}:
-        raise refused(source, "xgrammar does not hold a length beside a pattern; leave it out, or take llguidance")
+        raise source.refused("xgrammar does not hold a length beside a pattern; leave it out, or take llguidance")
     if schema.get("properties") and schema.get("additionalProperties", False) is not False:
         rule = "xgrammar lets other properties take the names of listed ones; say additionalProperties: false"
-        raise refused(source, f"{rule}, or take llguidance")
+        raise source.refused(f"{rule}, or take llguidance")
 
 
 def _check_reach(source: Source, schema: dict[str, Any]) -> None:
     """Refuse references, names and patterns that xgrammar follows no further than it likes."""
     if not re.match(r"#(?:/|$)", schema.get("$ref", "#")):
-        raise refused(source, f"xgrammar follows references as #/$defs/name alone, not {schema['$ref']!r:.40}")
+        raise source.refused(f"xgrammar follows references as #/$defs/name alone, not {schema['$ref']!r:.40}")
     if unlisted := [name for name in schema.get("required", []) if name not in schema.get("properties", {})]:
-        raise refused(source, f"xgrammar does not require {unlisted[0]!r:.40}, which is not in properties; list it")
+        raise source.refused(f"xgrammar does not require {unlisted[0]!r:.40}, which is not in properties; list it")
     pattern = schema.get("pattern", "")
     rest = SAYABLE.sub("", pattern) or "".join(re.findall(LOOKS, pattern))
-    wide = [part for part in re.findall(r"(?<!\\)\[[^\]]*\]", pattern) if any(re.fullmatch(part, c) for c in '\x01"\\')]
+    wide = [part for part in re.findall(r"(?<!\\)\[[^\]]*\]", pattern) if _is_wide(source, part)]
     if rest or wide:
         part = (wide or [rest])[0]
         rule = "may stand for what JSON escapes, or looks further, and xgrammar does not; say which characters may come"
-        raise refused(source, f"{part!r:.40} in a pattern {rule}, or take llguidance")
+        raise source.refused(f"{part!r:.40} in a pattern {rule}, or take llguidance")
+
+
+def _is_wide(source: Source, part: str) -> bool:
+    """Whether a set has a character in it that JSON escapes."""
+    try:
+        return any(re.fullmatch(part, character) for character in '\x01"\\')
+    except re.error as error:
+        raise source.refused(f"the set {part!r:.40} in a pattern cannot be read: {error}") from None
 
 
 def _checked_regex(source: Source) -> str:
     """A regular expression whose anchors are at its ends, as xgrammar drops the others."""
-    pieces = re.findall(r"\\.|\[(?:\\.|[^\]\\])*\]|.", source.text, re.DOTALL)
+    check_regex(source.text)
+    pieces = pieces_of(source.text)
     if re.search(LOOKS, source.text) or "\\b" in pieces or "\\B" in pieces:
-        raise refused(source, "xgrammar drops what looks ahead, behind or at the border of a word; leave it out")
+        raise source.refused("xgrammar drops what looks ahead, behind or at the border of a word; leave it out")
     if "^" in pieces[1:] or "$" in pieces[:-1] or ("|" in pieces and {"^", "$"} & {*pieces}):
-        raise refused(source, "xgrammar drops ^ and $ that are not at the ends; leave them out: the whole text matches")
+        raise source.refused("xgrammar drops ^ and $ that are not at the ends; leave them out: the whole text matches")
     return "".join("[^\\n]" if piece == "." else piece for piece in pieces)
 
 

@@ -14,10 +14,11 @@ from klero.params.json_text import MAX_BYTES, check_text, read_json, write_json
 GUIDED = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 OF_JSON = ("json", "json_object", "structural_tag")
 MAX_CHOICES = 10_000
+MAX_TAGS = 128
 SCHEMA = "must be a JSON schema: a dict, a bool, JSON text of either, or a class with model_json_schema()"
 TAG = (
     'must be {"structures": [{"begin": text, "schema": JSON schema, "end": text}, ...], "triggers": [text, ...]}, '
-    "as a dict or as JSON text"
+    f"as a dict or as JSON text, with at most {MAX_TAGS} structures and {MAX_TAGS} triggers"
 )
 
 
@@ -101,7 +102,7 @@ def _check_keys(given: Mapping[Any, Any], needed: set[str], known: set[str]) -> 
 
 
 def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list | tuple) or not value:
+    if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_TAGS:
         raise Broken(TAG)
     return list(value)
 

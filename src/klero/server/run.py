@@ -51,6 +51,7 @@ def serve(model: Any = "smollm2", options: ServerOptions | None = None, **engine
         llm = AsyncLLM(model, **engine)
         half = "bfloat16" in str(getattr(getattr(llm.llm.engine.model, "module", None), "dtype", ""))
         warm_up(np.uint16 if half else np.float32, scoring=True)  # else the first request for logprobs holds up all
+        llm.llm.engine.guides.warm()  # and the first with a grammar
         print(f"klero: {say}", file=sys.stderr, flush=True)
         return llm
 

@@ -17,7 +17,7 @@ REFUSALS = (
     (r"'([^']+)' is not a keyword", r"the keyword `\1`"),
     (r'Unimplemented keys: \["([^"]+)"', r"the keyword `\1`"),
     (r"the format '", "a format that is not known"),
-    (r"Resource '|Pointer '", "a reference to another document, or to no schema"),
+    (r"Resource '|Pointer '|names a value, not a schema", "a reference to another document, or to no schema"),
     (r"oneOf", "`oneOf` whose options are not told apart by their types or values"),
     (r"Unsatisfiable|no JSON meets it", "no JSON is valid"),
     (r"beyond the integers|too many digits|its digits may be", "numbers beyond what can be told apart"),
