@@ -128,7 +128,8 @@ class MissingExtra(KleroError, ImportError):
 
     def __init__(self, extra: str, wanted: str) -> None:
         self.extra, self.wanted = extra, wanted
-        first = " (the CPU build of torch first: README, Installing)" if extra in ("engine", "lm-eval", "server") else ""
+        needs_torch = extra in ("engine", "lm-eval", "server")
+        first = " (the CPU build of torch first: README, Installing)" if needs_torch else ""
         way = f"from a clone: pip install -c constraints.txt '.[{extra}]'{first}"
         super().__init__(f"{wanted} is not installed; klero[{extra}] brings it; {way}")
 
