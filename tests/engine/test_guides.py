@@ -180,6 +180,14 @@ def test_thinking_ends_at_its_budget_and_the_grammar_begins(llm):
     assert choice.token_ids.index(THOUGHT) <= 2
 
 
+def test_thinking_ends_in_the_middle_of_a_character(llm):
+    """0xC3 begins one of two bytes; the end mark comes all the same, and what follows is the grammar's text, whole."""
+    one = asks(choice=["\u00e9"], thinking_token_budget=1, logit_bias={0xC3: 100.0}, max_tokens=9)
+    (choice,) = llm.generate([[*PROMPT, THINK]], one)[0].outputs
+    assert choice.token_ids == (0xC3, THOUGHT, 0xC3, 0xA9, END)
+    assert (choice.text, choice.finish_reason) == ("\ufffd\u00e9", "stop")
+
+
 def test_ones_own_backend():
     """What a user writes: a backend that compiles, matchers of three methods."""
 
