@@ -35,7 +35,7 @@ class AsyncLLM:
         self._owned = not isinstance(model, LLM)
         self.llm: LLM = LLM(model, **options) if self._owned else model
         self._loop = EngineLoop(self.llm.lend(), self.llm._watch.look)
-        self._compiling: dict[str, Asked] = {}  # by request id
+        self._compiling: set[Asked] = set()  # two may have one name: the second is refused when it is let in
         self._ids, self._prefix = itertools.count(), f"request-{secrets.token_hex(4)}"  # nobody's own name is like it
         self._end = weakref.finalize(self, _close, self._loop, self.llm, self._owned)  # at exit too
 
@@ -96,9 +96,10 @@ class AsyncLLM:
 
     async def abort(self, request_id: str) -> None:
         """End a request before the next step, with what it has; RequestError if none of that name waits or runs."""
-        compiling = self._compiling.get(request_id)
-        if compiling is not None:
-            compiling.aborted = True
+        compiling = [asked for asked in tuple(self._compiling) if asked.request_id == request_id]
+        for asked in compiling:
+            asked.aborted = True
+        if compiling:
             return
         await asyncio.wrap_future(self._loop.abort(request_id))
 
@@ -140,11 +141,11 @@ class AsyncLLM:
             return
         ready = asyncio.wrap_future(asked.compiled)
         ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # is said at admission
-        self._compiling[asked.request_id] = asked
+        self._compiling.add(asked)
         try:
             await asyncio.wait([ready], timeout=guides.grammars.timeout)
         finally:
-            self._compiling.pop(asked.request_id, None)
+            self._compiling.discard(asked)
 
 
 class DeltaStream:

@@ -107,7 +107,9 @@ class Matchers:
     def close(self) -> None:
         """End the thread; without it, masks are made when they are asked for."""
         self._settle()
-        self.__dict__.pop("_thread", _NO_THREAD).shutdown(wait=False)
+        thread = self.__dict__.pop("_thread", None)  # made by the first step that wanted one
+        if thread is not None:
+            thread.shutdown(wait=False)
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
@@ -139,9 +141,6 @@ class Matchers:
         return Masks(words, of_row), wrong | {
             rows[m]: error for m, error in zip(sound, errors, strict=True) if error is not None
         }
-
-
-_NO_THREAD = ThreadPoolExecutor(1)  # starts none before it is given work, and it never is
 
 
 def fill_all(matchers: Sequence[Matcher], words: I32) -> list[str | None]:
