@@ -243,12 +243,73 @@ def test_one_that_nobody_holds_ends_its_thread_and_frees_the_model():
     assert engine.closed
 
 
+def test_start_returns_once_the_request_is_in():
+    async def main():
+        async with small(model := Gated()) as llm:
+            first, second = llm.stream([1], LONG), llm.stream([2], HOT)
+            await first.start()
+            await model.wait_for_step(1)
+            starting = asyncio.create_task(second.start())
+            await asyncio.sleep(0.02)
+            assert not starting.done()  # the step that runs ends before
+            model.steps.release(1)
+            await starting
+            assert llm.llm.engine.num_unfinished == 2
+            model.steps.release(100)
+            with pytest.raises(RequestError, match="must be an integer in"):
+                await llm.stream([10**6], HOT).start()
+            await first.aclose()
+            assert await second.read()
+
+    asyncio.run(main())
+
+
+def test_read_takes_all_there_is():
+    async def main():
+        async with small(model := Gated()) as llm:
+            stream, model_free = llm.stream([1], HOT), model.steps.release
+            await stream.start()
+            model_free(100)
+            while llm.llm.engine.num_unfinished:
+                await asyncio.sleep(0.001)
+            deltas = [await stream.read(), await stream.read()]
+            assert sum((delta.token_ids for delta in deltas[0]), ()) == alone([1])
+            assert deltas[1] == []
+            assert stream.output.outputs[0].token_ids == alone([1])
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+
+    asyncio.run(main())
+
+
+def test_read_tells_what_came_before_an_error_first():
+    class Failing(Gated):
+        def forward(self, step):
+            if len(self.seen) == 2:
+                raise KeyError("gone")
+            return super().forward(step)
+
+    async def main():
+        async with small(model := Failing()) as llm:
+            stream = llm.stream([1], LONG)
+            await stream.start()
+            model.steps.release(100)
+            while llm.llm.engine.num_unfinished:
+                await asyncio.sleep(0.001)
+            deltas = await stream.read()
+            assert [delta.finish_reason for delta in deltas][-1] == "error"
+            assert sum((delta.token_ids for delta in deltas), ()) == alone([1])[:2]
+
+    asyncio.run(main())
+
+
 def test_streams_of_an_event_loop_that_is_gone_are_dropped():
     model = Gated()
     llm = small(model)
 
     async def leave():
-        asked = await llm._submit([1], LONG, None, 0, None, stream=True)  # as a DeltaStream that is never collected
+        asked = await llm._ask([1], LONG, None, 0, None, stream=True)  # as a DeltaStream that is never collected
+        llm._loop.submit(asked)
         await model.wait_for_step(1)
         return asked
 

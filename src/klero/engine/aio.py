@@ -13,8 +13,9 @@ from klero.engine import chat as chats
 from klero.engine.embeds import copied
 from klero.engine.llm import LLM
 from klero.engine.loop import Asked, EngineLoop
-from klero.engine.outputs import Delta, RequestOutput
+from klero.engine.outputs import RequestOutput
 from klero.engine.prompts import Prompt, names_of, parts_of
+from klero.engine.stream import DeltaStream
 from klero.errors import OptionError, RequestError
 from klero.params import SamplingParams
 
@@ -52,7 +53,8 @@ class AsyncLLM:
 
         RequestError or ParameterError for a request that cannot be served. Cancelled, it ends the request.
         """
-        asked = await self._submit(prompt, params, request_id, priority, cache_salt, stream=False)
+        asked = await self._ask(prompt, params, request_id, priority, cache_salt, stream=False)
+        self._loop.submit(asked)
         try:
             news = await asked.news.get()
         except BaseException:
@@ -73,7 +75,7 @@ class AsyncLLM:
         cache_salt: str | None = None,
     ) -> DeltaStream:
         """Generate for one prompt and yield each step's news: `async for delta in llm.stream(...)`."""
-        return DeltaStream(self, prompt, params, request_id, priority, cache_salt)
+        return DeltaStream(self._loop, lambda: self._ask(prompt, params, request_id, priority, cache_salt, stream=True))
 
     async def chat(
         self,
@@ -107,6 +109,10 @@ class AsyncLLM:
         """Forget every cached prefix, between two steps; see `LLM.reset_prefix_cache`."""
         await asyncio.wrap_future(self._loop.reset_prefix_cache())
 
+    async def between_steps(self) -> None:
+        """Return once the engine is between two steps, or sleeps; RequestError or KleroError if its thread has ended."""
+        await asyncio.wrap_future(self._loop.between_steps())
+
     async def close(self) -> None:
         """End every request with what it has and stop the thread; a second time does nothing."""
         await asyncio.to_thread(self._end)
@@ -117,9 +123,10 @@ class AsyncLLM:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _submit(
+    async def _ask(
         self, prompt: Any, params: Any, request_id: str | None, priority: int, cache_salt: str | None, *, stream: bool
     ) -> Asked:
+        """A request that may be let in: checked as far as that goes without the engine, its grammar compiled."""
         name = f"{self._prefix}-{next(self._ids)}" if request_id is None else request_id
         names_of(name, 1)
         if params is not None and not isinstance(params, SamplingParams):
@@ -130,7 +137,6 @@ class AsyncLLM:
         here = asyncio.get_running_loop()
         asked = Asked(name, ids, params or SamplingParams(), text, stream, here, embeds, priority, cache_salt)
         await self._compile(asked)
-        self._loop.submit(asked)
         return asked
 
     async def _compile(self, asked: Asked) -> None:
@@ -146,66 +152,6 @@ class AsyncLLM:
             await asyncio.wait([ready], timeout=guides.grammars.timeout)
         finally:
             self._compiling.discard(asked)
-
-
-class DeltaStream:
-    """The deltas of one request, as an asynchronous iterator; the first `anext` starts it.
-
-    output: the whole answer once the stream has ended, None before. Leaving it early (`aclose`, cancellation, or nobody
-    holding it any more) ends the request before the next step.
-    """
-
-    def __init__(self, llm: AsyncLLM, *wanted: Any) -> None:
-        self._llm, self._wanted = llm, wanted
-        self._asked: Asked | None = None
-        self._over = self._reading = False
-        self.output: RequestOutput | None = None
-
-    def __aiter__(self) -> DeltaStream:
-        return self
-
-    async def __anext__(self) -> Delta:
-        if self._over:
-            raise StopAsyncIteration
-        if self._reading:
-            raise RequestError("another task reads this stream; give each task a stream of its own")
-        self._reading = True
-        try:
-            if self._asked is None:
-                self._asked = await self._llm._submit(*self._wanted, stream=True)
-                if self._over:  # closed while its grammar was compiled
-                    self._llm._loop.drop(self._asked)
-                    raise StopAsyncIteration
-            news = await self._asked.news.get()
-        except BaseException:
-            self._leave()
-            raise
-        finally:
-            self._reading = False
-        if self._over:  # closed by another task meanwhile
-            raise StopAsyncIteration
-        if isinstance(news, Delta):
-            return news
-        self._over = True
-        if isinstance(news, BaseException):
-            raise news
-        self.output = news
-        raise StopAsyncIteration
-
-    async def aclose(self) -> None:
-        """End the request if it runs; the stream is over, for a task that waits in it too."""
-        self._leave()
-        if self._reading and self._asked is not None:
-            self._asked.news.put_nowait(RequestError("the stream was closed"))  # wakes that task
-
-    def __del__(self) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
-        if not self._over:
-            self._over = True
-            if self._asked is not None:
-                self._llm._loop.drop(self._asked)
 
 
 def _close(loop: EngineLoop, llm: LLM, owned: bool) -> None:

@@ -63,9 +63,18 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="klero-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, asked: Asked) -> None:
-        """Let a request in before the next step; what is wrong with it comes as news."""
-        self._call(lambda: self._admit(asked)).add_done_callback(lambda future: self._tell(asked, future))
+    def submit(self, asked: Asked) -> Future[bool]:
+        """Let a request in before the next step; the future says whether it is in. What is wrong with it is news."""
+        told: Future[bool] = Future()
+        told.set_running_or_notify_cancel()  # it cannot be cancelled
+        self._call(lambda: self._admit(asked)).add_done_callback(
+            lambda call: told.set_result(not self._tell(asked, call) and call.result())
+        )
+        return told
+
+    def between_steps(self) -> Future[None]:
+        """Done once the engine is between two steps, or sleeps."""
+        return self._call(_nothing)
 
     def abort(self, request_id: str) -> Future[None]:
         """End a request before the next step, with what it has. The future has a RequestError for an unknown one."""
@@ -140,7 +149,7 @@ class EngineLoop:
         self._finish(outputs)
         self._look()
 
-    def _admit(self, asked: Asked) -> None:
+    def _admit(self, asked: Asked) -> bool:
         try:
             self._engine.add_request(
                 asked.request_id, asked.prompt_ids, asked.params,
@@ -149,16 +158,18 @@ class EngineLoop:
             )  # fmt: skip
         except Exception as error:  # klero's own for what is wrong with it; anything else must not be lost either
             self._send([(asked, error)])
-        else:
-            self._asked[asked.request_id] = asked
-            if asked.aborted:
-                self._finish([self._engine.abort(asked.request_id)])
+            return False
+        self._asked[asked.request_id] = asked
+        if asked.aborted:
+            self._finish([self._engine.abort(asked.request_id)])
+        return True
 
-    def _tell(self, asked: Asked, future: Future[Any]) -> None:
-        """Send why a request was never let in: the thread has ended before it came to that."""
-        error = future.exception()
+    def _tell(self, asked: Asked, call: Future[Any]) -> bool:
+        """Send why a request was never let in, if the thread has ended before it came to that; whether it has."""
+        error = call.exception()
         if error is not None:
             self._send([(asked, error if isinstance(error, Exception) else KleroError(f"{type(error).__name__}"))])
+        return error is not None
 
     def _drop(self, asked: Asked) -> None:
         if self._asked.get(asked.request_id) is asked:
@@ -212,6 +223,10 @@ class EngineLoop:
                 _, future = self._calls.get()
                 if future.set_running_or_notify_cancel():
                     future.set_exception(reason)
+
+
+def _nothing() -> None:
+    """What between_steps asks for."""
 
 
 def _deliver(items: list[tuple[Asked, News]]) -> None:

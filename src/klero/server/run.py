@@ -25,7 +25,6 @@ from klero.sampling.stateless import warm_up
 from klero.server.app import create_app
 from klero.server.options import ServerOptions
 from klero.server.protocol import protocol_of
-from klero.server.streams import between_steps
 
 GRACE = 5.0  # seconds for what is sent last, once every request has ended
 KEEP_OPEN = 75  # seconds that a connection may rest between requests: longer than pools of clients keep theirs
@@ -45,14 +44,12 @@ def serve(model: Any = "smollm2", options: ServerOptions | None = None, **engine
     if options.served_model_name is None:
         options = replace(options, served_model_name=name_of(model))
     server = Server(options)
-    say = f"serving {options.served_model_name} on {server.url}"
 
     def load() -> AsyncLLM:
         llm = AsyncLLM(model, **engine)
         half = "bfloat16" in str(getattr(getattr(llm.llm.engine.model, "module", None), "dtype", ""))
         warm_up(np.uint16 if half else np.float32, scoring=True)  # else the first request for logprobs holds up all
         llm.llm.engine.guides.warm()  # and the first with a grammar
-        print(f"klero: {say}", file=sys.stderr, flush=True)
         return llm
 
     return server.run(load)
@@ -121,6 +118,7 @@ class Server:
             if llm is None:
                 return 0
             self.service.open(llm)
+            print(f"klero: serving {self.service.model} on {self.url}", file=sys.stderr, flush=True)
             why = await self._until_stopped(self._watch(llm))
             if why is not None:
                 self.service.fail(why)
@@ -148,7 +146,7 @@ class Server:
         timeout = self.options.step_timeout
         while True:
             try:
-                await asyncio.wait_for(between_steps(llm), timeout)
+                await asyncio.wait_for(llm.between_steps(), timeout)
             except TimeoutError:
                 return f"a step of the engine takes longer than step_timeout={timeout:g} s"
             except KleroError as error:

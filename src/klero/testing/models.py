@@ -21,6 +21,7 @@ from klero.lots.philox import philox4x32
 F32 = npt.NDArray[np.float32]
 MIX = 0x9E3779B97F4A7C15
 MASK = 2**64 - 1
+MASK32 = np.uint64(2**32 - 1)
 
 
 def state_after(state: int, token_id: int, position: int) -> int:
@@ -31,9 +32,15 @@ def state_after(state: int, token_id: int, position: int) -> int:
 
 def logits_of_state(state: int, vocab_size: int, scale: float) -> F32:
     """Logits [V] that depend on every token of the sequence and nothing else."""
+    return logits_of_states([state], vocab_size, scale)[0]
+
+
+def logits_of_states(states: Sequence[int], vocab_size: int, scale: float) -> F32:
+    """The same of several sequences at once: [R, V]."""
     counter = np.zeros((-(-vocab_size // 4), 4), np.uint32)
     counter[:, 0] = np.arange(len(counter))
-    words = philox4x32(counter, (state & 0xFFFFFFFF, state >> 32)).reshape(-1)[:vocab_size]
+    keys: Any = np.array(states, np.uint64)[:, None]
+    words = philox4x32(counter, (keys & MASK32, keys >> np.uint64(32))).reshape(len(states), -1)[:, :vocab_size]
     return (words >> np.uint32(8)).astype(np.float32) * np.float32(scale * 2.0**-24)
 
 
@@ -106,9 +113,9 @@ class ToyModel:
     def rows(self, states: Sequence[int | None]) -> F32:
         """One row of logits per state; NaN for None, so that nobody reads the row of a token that is nobody's."""
         logits = np.full((len(states), self.vocab_size), np.nan, np.float32)
-        for row, state in zip(logits, states, strict=True):
-            if state is not None:
-                row[:] = logits_of_state(state, self.vocab_size, self.scale)
+        known = [r for r, state in enumerate(states) if state is not None]
+        if known:
+            logits[known] = logits_of_states([states[r] or 0 for r in known], self.vocab_size, self.scale)
         return logits
 
 
@@ -155,9 +162,10 @@ class PagedToyModel(ToyModel):
                 states.append(None)
                 continue
             state, table = 0, step.block_tables[sequence_of_token[t]]
-            for position in range(int(step.positions[t]) + 1):
-                place = table[position // self._block_size] * self._block_size + position % self._block_size
-                state = state_after(state, int(self._cache[place]), position)
+            positions = np.arange(int(step.positions[t]) + 1)
+            places = table[positions // self._block_size] * self._block_size + positions % self._block_size
+            for position, token in enumerate(self._cache[places].tolist()):
+                state = state_after(state, token, position)
             states.append(state)
         return self.rows(states)
 
