@@ -8,6 +8,7 @@ import pytest
 
 from klero import AsyncLLM, ParameterError, SamplingParams
 from klero.engine import LLM
+from klero.engine import chat as chats
 from klero.errors import RequestError
 from klero.testing.models import PagedToyModel, ToyModel
 
@@ -209,3 +210,13 @@ def test_a_chat_has_a_salt_and_a_priority():
 def test_a_chat_without_the_policy_has_no_priority(llm):
     with pytest.raises(RequestError, match="scheduling_policy is 'fcfs'"):
         llm.chat(HELLO, SHORT, priority=1)
+
+
+def test_names_of_a_template_are_those_of_its_code():
+    template = (
+        "{# documents #} thinking {{ a.budget }}{{ x['effort'] }}"
+        "{% if enable_thinking is defined %}{{ tools | tojson }}{% endif %}{% generation %}{% endgeneration %}"
+    )
+    names = chats.names_in(template)
+    assert {"enable_thinking", "tools", "a", "x"} <= names
+    assert names.isdisjoint({"documents", "thinking", "budget", "effort", ""})

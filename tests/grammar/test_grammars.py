@@ -135,6 +135,17 @@ def test_one_that_takes_too_long_is_an_error(backend):
     assert grammars.compiled(regex("slow")) == "SLOW"
 
 
+def test_one_whose_turn_never_came_may_ask_again(backend):
+    backend.gate.clear()
+    grammars = Grammars(lambda: backend, timeout=0.05, num_threads=1)
+    slow = grammars.prepare(regex("slow"))
+    with pytest.raises(QueueFullError, match=r"regex: waited 0\.05 s while grammars of others were compiled"):
+        grammars.compiled(regex("good"))
+    backend.gate.set()
+    slow.result(10)
+    assert grammars.compiled(regex("good")) == "GOOD"
+
+
 def test_what_was_prepared_is_there_though_it_went(backend):
     grammars = Grammars(lambda: backend, max_entries=1)
     future = grammars.prepare(regex("a"))

@@ -293,3 +293,22 @@ def test_an_alias_is_checked_like_its_field():
 def test_fields_are_keywords_only():
     with pytest.raises(TypeError):
         SamplingParams(1.0)
+
+
+def test_but_changes_some_fields_and_checks_them_alone():
+    whole = SamplingParams(logit_bias={3: 1.5}, seed=7, max_tokens=9, min_tokens=2)
+    assert whole.row.greedy  # what was worked out of it does not go along
+    made = whole.but(seed=8, temperature=0.5)
+    assert made == SamplingParams(logit_bias={3: 1.5}, seed=8, temperature=0.5, max_tokens=9, min_tokens=2)
+    assert not made.row.greedy
+    assert whole == SamplingParams(logit_bias={3: 1.5}, seed=7, max_tokens=9, min_tokens=2)
+
+
+def test_but_tells_what_a_change_breaks():
+    whole = SamplingParams(max_tokens=9, min_tokens=2)
+    with pytest.raises(ParameterError, match=r"seed='x'.*must"):
+        whole.but(seed="x")
+    with pytest.raises(ParameterError, match=r"min_tokens=2: must not be above max_tokens=1"):
+        whole.but(max_tokens=1)
+    with pytest.raises(ParameterError, match="temp=1: is not a field"):
+        whole.but(temp=1)

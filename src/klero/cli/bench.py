@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -95,7 +95,7 @@ def measure(
 
     Every request generates `new_tokens`.
     """
-    engine, params = llm.engine, replace(params, max_tokens=new_tokens, ignore_eos=True)
+    engine, params = llm.engine, params.but(max_tokens=new_tokens, ignore_eos=True)
     rng = np.random.default_rng(0)
     prompts = rng.integers(0, engine.model.vocab_size, (requests, prompt_tokens)).tolist()
     before = _load()

@@ -110,7 +110,7 @@ class AsyncLLM:
         await asyncio.wrap_future(self._loop.reset_prefix_cache())
 
     async def between_steps(self) -> None:
-        """Return once the engine is between two steps, or sleeps; RequestError or KleroError if its thread has ended."""
+        """Return once the engine is between two steps, or sleeps. RequestError, KleroError if its thread has ended."""
         await asyncio.wrap_future(self._loop.between_steps())
 
     async def close(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from klero.errors import RequestError
@@ -77,14 +79,27 @@ def template_of(tokenizer: Any, chat_template: str | None, tools: Sequence[Any] 
         raise RequestError(f"chat_template={chat_template!r}: {error}") from None
 
 
+@lru_cache(maxsize=16)
+def names_in(template: str) -> frozenset[str]:
+    """The variables that a template names, in its code alone: not in texts, comments, strings or behind a dot."""
+    import jinja2
+
+    try:
+        code = [token[1:] for token in jinja2.Environment().lex(template) if token[1] != "whitespace"]
+    except jinja2.TemplateError as error:
+        raise RequestError(f"the chat template cannot be read: {error}") from None
+    return frozenset(token[1] for last, token in pairwise([("", ""), *code]) if token[0] == "name" and last[1] != ".")
+
+
 def _check_used(template: str, tools: Sequence[Any] | None, extra: dict[str, Any]) -> None:
     """Refuse what the template would drop without a word."""
     ours = [name for name in extra if name in _OURS]
     if ours:
         raise RequestError(f"chat_template_kwargs: {ours[0]!r} is an argument of its own, or fixed; leave it out there")
-    if tools is not None and "tools" not in template:
+    used = names_in(template)
+    if tools is not None and "tools" not in used:
         raise RequestError("tools: the chat template does not use them; pass a chat_template that does")
-    unused = [name for name in extra if name not in template and name not in _OF_TOKENIZER]
+    unused = [name for name in extra if name not in used and name not in _OF_TOKENIZER]
     if unused:
         raise RequestError(f"chat_template_kwargs: the chat template does not use {unused[0]!r}; leave it out")
 

@@ -19,7 +19,7 @@ from klero.engine.outputs import Delta, Progress, RequestOutput
 from klero.engine.prompts import Prompt, ids_of, listed, names_of, naming, params_of, parts_of, priorities_of
 from klero.engine.threads import Watch, set_spin, set_threads
 from klero.engine.turns import Turns
-from klero.engine.words import padded_from
+from klero.engine.words import bad_word_ids, padded_from
 from klero.errors import OptionError, RequestError
 from klero.finish import TokenBytes
 from klero.params import SamplingParams
@@ -241,6 +241,17 @@ class LLM:
         with self._tokenizer_lock:  # fast tokenizers refuse to be used by two threads at once
             encoded = self.tokenizer.encode(prompt)
         return list(getattr(encoded, "ids", encoded))
+
+    def words_as_ids(self, params: SamplingParams) -> SamplingParams:
+        """Return parameters that ban the same by bad_token_ids alone, so that the engine's thread tokenizes nothing.
+
+        ParameterError where there is no tokenizer, or a word has no tokens.
+        """
+        if not params.bad_words:
+            return params
+        encode = None if self.tokenizer is None else self._encode_word
+        ids = bad_word_ids(params.bad_words, encode, self.engine.limits.vocab_size)
+        return params.but(bad_words=(), bad_token_ids=(*params.bad_token_ids, *ids))
 
     def _encode_word(self, word: str) -> Sequence[int]:
         with self._tokenizer_lock:

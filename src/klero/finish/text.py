@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -190,7 +189,7 @@ def text_of_prompt(vocabulary: TokenBytes, params: SamplingParams, prompt_ids: S
     Half a character at its end is left to the output, so that with echo=True this text and the output's join
     to the text of all tokens.
     """
-    stream = TextStream(vocabulary, replace(params, stop=(), detokenize=True))
+    stream = TextStream(vocabulary, params.but(stop=(), detokenize=True))
     for token_id in prompt_ids:
         stream.push(token_id)
     return stream.text

@@ -60,13 +60,17 @@ class Grammars:
     def compiled(self, source: Source, future: Future[Compiled] | None = None) -> Compiled:
         """A compiled grammar. future: as `prepare` gave it, not waited for; None: it is prepared, and waited for.
 
-        Raises GrammarError for one that cannot be compiled, or not in time.
+        GrammarError for one that cannot be compiled, or not in time; QueueFullError for one whose turn never came.
         """
         timeout = self.timeout if future is None else 0
         future = self.prepare(source) if future is None else future
         try:
             error = future.exception(timeout)
         except (TimeoutError, CancelledError):
+            if not (future.running() or future.done()):
+                raise QueueFullError(
+                    f"{source.kind}: waited {self.timeout:g} s while grammars of others were compiled; ask again later"
+                ) from None
             late = f"was not compiled in {self.timeout:g} s; make it smaller, or ask again later"
             rule = "is compiled no more: the engine is closed" if future.cancelled() else late
             raise GrammarError([Fault(source.kind, source.text, rule)]) from None

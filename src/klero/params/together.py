@@ -15,10 +15,14 @@ from klero.params.guided import GUIDED, OF_JSON
 Rule = Callable[[Any], Fault | None]
 
 
-def faults_together(params: Any, broken: set[str]) -> Iterator[Fault]:
-    """What is wrong between the normalised fields of a SamplingParams. broken: fields that are at fault alone."""
+def faults_together(params: Any, new: Iterable[str], broken: set[str]) -> Iterator[Fault]:
+    """What is wrong between the normalised fields of a SamplingParams. broken: fields that are at fault alone.
+
+    new: the fields that may break a rule; the others were checked before.
+    """
+    names = frozenset(new)
     for fields, rule in TOGETHER.items():
-        if broken.isdisjoint(fields):
+        if broken.isdisjoint(fields) and not names.isdisjoint(fields):
             fault = rule(params)
             if fault is not None:
                 yield fault

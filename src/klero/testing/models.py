@@ -32,7 +32,8 @@ def state_after(state: int, token_id: int, position: int) -> int:
 
 def logits_of_state(state: int, vocab_size: int, scale: float) -> F32:
     """Logits [V] that depend on every token of the sequence and nothing else."""
-    return logits_of_states([state], vocab_size, scale)[0]
+    row: F32 = logits_of_states([state], vocab_size, scale)[0]
+    return row
 
 
 def logits_of_states(states: Sequence[int], vocab_size: int, scale: float) -> F32:
@@ -41,7 +42,8 @@ def logits_of_states(states: Sequence[int], vocab_size: int, scale: float) -> F3
     counter[:, 0] = np.arange(len(counter))
     keys: Any = np.array(states, np.uint64)[:, None]
     words = philox4x32(counter, (keys & MASK32, keys >> np.uint64(32))).reshape(len(states), -1)[:, :vocab_size]
-    return (words >> np.uint32(8)).astype(np.float32) * np.float32(scale * 2.0**-24)
+    logits: F32 = (words >> np.uint32(8)).astype(np.float32) * np.float32(scale * 2.0**-24)
+    return logits
 
 
 def token_of_embedding(row: F32) -> int:
