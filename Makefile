@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-deep kernels check bench check-wheel lm-eval conformance clean help
+.PHONY: demo test test-deep kernels check bench check-wheel lm-eval page conformance clean help
 
 demo: $(READY)  ## four prompts in one batch, each with its own parameters
 	$(BIN)/klero generate --file examples/demo.jsonl
@@ -32,6 +32,11 @@ check-wheel: $(READY)  ## build the wheel; sample and generate from it in empty 
 
 lm-eval: $(READY)  ## lm-evaluation-harness as well (500 MB), without which its tests are skipped
 	$(PIP) -e '.[lm-eval]'
+
+page: $(READY)  ## what the browser tests of the server's page need, without which they are skipped
+	$(PIP) -e '.[page]'
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
+		echo "and a browser: on Debian, apt-get install chromium chromium-driver"
 
 conformance: $(READY)  ## the JSON Schema Test Suite against the grammars; writes the tables of docs/grammar.md
 	$(BIN)/python -m tests.grammar.conformance.run

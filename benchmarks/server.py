@@ -1,6 +1,6 @@
-"""HTTP beside the engine it stands on: `python -m benchmarks.server` (toy model), `--model smollm2`, `--rounds 5`.
+"""HTTP beside the engine under it: `python -m benchmarks.server` (toy model), `--model smollm2`, `--rounds 5`.
 
-The server is a process of its own, the clients another, over loopback: both share the machine's cores. What is compared:
+The server is a process of its own, the clients another, over loopback: both share the cores. What is compared:
 
 - streamed tokens/s of so many clients at once, beside `LLM.generate` on the same requests;
 - seconds to the first token of one request alone, and the median gap between two tokens of a stream with so many
@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import contextlib
 import datetime
+import itertools
 import json
 import random
 import re
@@ -23,11 +24,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import machine
-from klero import AsyncLLM, LLM, SamplingParams
+from klero import LLM, AsyncLLM, SamplingParams
 
 RESULTS = Path(__file__).parent / "results" / "server.jsonl"
 PROMPT_TOKENS = {"toy": 5, "smollm2": 100}
@@ -64,7 +66,7 @@ class Took(NamedTuple):
         for stream in times:
             if len(stream) != tokens:
                 raise RuntimeError(f"a stream brought {len(stream)} tokens instead of {tokens}")
-        gaps = [b - a for stream in times for a, b in zip(stream, stream[1:], strict=False)]
+        gaps = [b - a for stream in times for a, b in itertools.pairwise(stream)]
         return cls(
             max(stream[-1] for stream in times) - begin,
             statistics.median(stream[0] for stream in times) - begin,
@@ -75,8 +77,9 @@ class Took(NamedTuple):
 def make_llm(model: str, streams: int) -> LLM:
     """The LLM of both sides."""
     if model == "toy":
-        from klero.testing.models import PagedToyModel
         from tests.server.live import TOKENIZER
+
+        from klero.testing.models import PagedToyModel
 
         toy = PagedToyModel(vocab_size=257, max_model_len=1024, end_token_ids=(256,))
         return LLM(toy, tokenizer=TOKENIZER, block_size=16, num_blocks=64 * streams, max_num_seqs=streams)
@@ -114,10 +117,10 @@ async def over_http(url: str, load: Load, seed: int) -> Took:
     requests = []
     for i, prompt in enumerate(load.prompts(seed)):
         body = json.dumps({"prompt": prompt, "stream": True, "return_token_ids": True, **load.fields(i)}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-        requests.append(head.encode() + b"\r\n\r\n" + body)
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        requests.append(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     loop, begin = asyncio.get_running_loop(), time.perf_counter()
-    made = [await loop.create_connection(lambda request=request: Client(request), host, int(port)) for request in requests]
+    made = [await loop.create_connection(partial(Client, request), host, int(port)) for request in requests]
     await asyncio.gather(*(client.done for _, client in made))
     for transport, _ in made:
         transport.close()

@@ -100,8 +100,8 @@ class Live:
         self.server.stop()
         self.join()
 
-    def join(self):
-        self._thread.join(30)
+    def join(self, seconds=30):
+        self._thread.join(seconds)
         assert not self._thread.is_alive(), "the server does not end"
 
     def wait_until_asked(self, number):
@@ -114,13 +114,13 @@ class Live:
     def get(self, path, **options):
         """The answer to a GET; None while nobody answers."""
         with contextlib.suppress(httpx2.ConnectError):
-            return httpx2.get(self.url + path, timeout=30, **options)
+            return httpx2.get(self.url + path, timeout=30, verify=False, **options)
 
     def post(self, path, body, **options):
         """The answer to a POST of a JSON body, or of bytes."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"content-type": "application/json", **options.pop("headers", {})}
-        return httpx2.post(self.url + path, content=data, headers=headers, timeout=30, **options)
+        return httpx2.post(self.url + path, content=data, headers=headers, timeout=30, verify=False, **options)
 
     def complete(self, **body):
         """The object that answers POST /v1/completions."""

@@ -19,8 +19,8 @@ from tests.server.toys import TOKENIZER, USER, answer_of, asked_of, chunks, put_
 from klero.engine import LLM
 from klero.finish import TokenBytes
 from klero.logprobs import nothing
-from klero.server import schemas
-from klero.server.answers import dump, fingerprint_of, new_id
+from klero.server import responses
+from klero.server.answers import dump, fingerprint_of, in_pieces, new_id
 from klero.server.errors import ApiError
 from klero.server.logprobs import LEAST, TokenTexts, number, pairs, receipts
 from klero.testing.models import PagedToyModel, ToyModel
@@ -122,7 +122,7 @@ def test_parts_of_a_character_keep_their_own_bytes():
     (choice,) = whole(llm, body)["choices"]
     assert choice["text"] == grin
     assert choice["logprobs"]["tokens"] == ["bytes:\\xf0", "bytes:\\x9f", "bytes:\\x98", "bytes:\\x80", "<end>"]
-    assert choice["logprobs"]["text_offset"] == [0, 0, 0, 0, 1]
+    assert choice["logprobs"]["text_offset"] == [3, 3, 3, 3, 4]  # counted from the prompt, echo or not
     assert len(choice["token_ids"]) == 5
     texts = TokenTexts(TokenBytes.from_list([b"\xf0\x9f", b"\x98\x80", b"<end>"], special=[2]), hides=True)
     assert [texts.shown(i) for i in range(3)] == [[240, 159], [152, 128], []]
@@ -137,12 +137,29 @@ def test_offsets_are_those_of_the_text_though_characters_break():
     body = {"prompt": "xyz", "max_tokens": 9, "temperature": 0, "logprobs": 0, "ignore_eos": True}
     (choice,) = whole(llm, {**body, "max_tokens": 5, "skip_special_tokens": False})["choices"]
     assert choice["text"] == "\ufffda\ufffd<end><end>"
-    assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 8]
+    assert choice["logprobs"]["text_offset"] == [3, 4, 5, 6, 11]
     halved = saying([e_acute[1]], 4)  # carries on what the prompt began
     asked = {**body, "prompt": [*TOKENIZER.encode("xyz"), e_acute[0]], "max_tokens": 2}
-    for echo, text, offsets in ((False, "\u00e9", [0, 1]), (True, "xyz\u00e9", [0, 1, 2, 3, 3, 4])):
+    for echo, text, offsets in ((False, "\u00e9", [3, 4]), (True, "xyz\u00e9", [0, 1, 2, 3, 3, 4])):
         (choice,) = whole(halved, {**asked, "echo": echo})["choices"]
         assert (choice["text"], choice["logprobs"]["text_offset"]) == (text, offsets)
+
+
+@given(
+    prompt=st.lists(st.sampled_from([39, 256, *TOKENIZER.encode("\u20ac")]), min_size=1, max_size=6),
+    shows=st.fixed_dictionaries({}, optional={
+        "skip_special_tokens": st.booleans(), "spaces_between_special_tokens": st.booleans(),
+        "truncate_prompt_tokens": st.just(2),
+    }),
+    seed=st.integers(0, 9),
+)  # fmt: skip
+def test_offsets_are_the_same_with_and_without_echo(llm, prompt, shows, seed):
+    """Though the prompt ends in half a character, or in a special token with spaces around."""
+    body = {"prompt": prompt, "max_tokens": 3, "logprobs": 0, "seed": seed, "ignore_eos": True, **shows}
+    (with_echo,) = whole(llm, {**body, "echo": True})["choices"]
+    (choice,) = whole(llm, body)["choices"]
+    assert choice["logprobs"]["text_offset"] == with_echo["logprobs"]["text_offset"][-3:]
+    assert max(with_echo["logprobs"]["text_offset"]) <= len(with_echo["text"])
 
 
 def test_bytes_of_a_chat_are_those_of_its_text():
@@ -161,7 +178,7 @@ def test_stops_are_told_and_cut():
     body = {"prompt": "xyz", "temperature": 0, "max_tokens": 20, "stop": ["beta"], "logprobs": 0}
     (choice,) = whole(llm, body)["choices"]
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("alpha ", "stop", "beta")
-    assert choice["logprobs"]["text_offset"] == list(range(10))  # as if it were there
+    assert choice["logprobs"]["text_offset"] == list(range(3, 13))  # as if it were there
     events = chunks(llm, body)
     assert "".join(event["choices"][0]["text"] for event in events) == "alpha "
     ids = [llm.tokenizer.encode(letter)[0] for letter in "ph"]
@@ -245,16 +262,17 @@ def test_a_stream_adds_up_to_the_whole_in_every_field(llm, body, route):
     body = {**body, **route}
     answer, events = whole(llm, body), chunks(llm, body)
     assert put_together(events, len(answer["choices"])) == answer["choices"]
-    kinds = (schemas.CompletionResponse, schemas.CompletionChunk)
+    kinds = (responses.CompletionResponse, responses.CompletionChunk)
     if "messages" in body:
-        kinds = (schemas.ChatCompletionResponse, schemas.ChatCompletionChunk)
+        kinds = (responses.ChatCompletionResponse, responses.ChatCompletionChunk)
     kinds[0].model_validate_json(dump(answer), strict=True)
     for event in events:
         kinds[1].model_validate_json(dump(event), strict=True)
     for choice in answer["choices"]:
         lists = choice["logprobs"] or {}
         if "tokens" in lists and body.get("detokenize", True) and "stop" not in body and "stop_token_ids" not in body:
-            assert max(lists["text_offset"]) <= len(choice["text"])
+            num_prompt = 0 if body.get("echo") else len(llm.tokenizer.decode(asked_of(llm, body).prompts[0]))
+            assert max(lists["text_offset"]) <= num_prompt + len(choice["text"])
 
 
 def test_receipts_say_what_a_token_was_drawn_from(llm):
@@ -330,3 +348,18 @@ def test_names_tell_answers_and_servers_apart(llm):
     assert len({new_id("completion") for _ in range(99)}) == 99
     assert fingerprint_of(llm, "a") == fingerprint_of(toy(), "a") != fingerprint_of(llm, "b")
     assert json.loads(dump({"x": "\N{GRINNING FACE}"})) == {"x": "\N{GRINNING FACE}"}
+
+
+NESTED = {"a": {"b": list(range(200)), "ü": ["x"] * 65}}
+
+
+@pytest.mark.parametrize("value", [{}, {"a": []}, NESTED, [1] * 64, [[2] * 70]])
+def test_json_in_pieces_is_the_same_json(value):
+    assert b"".join(in_pieces(value)) == dump(value)
+
+
+def test_an_answer_is_written_as_it_is_told(llm):
+    body = {"prompt": ["ab", "c"], "n": 2, "seed": 7, "logprobs": 2, "echo": True, "request_id": '"choices":[]'}
+    asked = asked_of(llm, body)
+    outputs = llm.generate(asked.prompts, asked.params)
+    assert answer_of(llm, asked).written(outputs) == dump(answer_of(llm, asked).whole(outputs))

@@ -45,7 +45,7 @@ def test_a_completion_is_what_the_library_gives(live):
     assert tuple(choice["token_ids"]) == expected.token_ids
     assert (choice["text"], choice["finish_reason"], choice["seed"]) == (expected.text, "length", 5)
     assert (answer["object"], answer["model"]) == ("text_completion", "toy")
-    assert answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"] == (5, 6)
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (5, 6)
 
 
 def test_prompts_may_be_a_list_and_ids(live):

@@ -18,7 +18,7 @@ from klero import SamplingParams
 from klero.engine import LLM
 from klero.server import ServerOptions
 from klero.server.asked import detokenize_of, read_body, tokenize_of
-from klero.server.errors import ApiError
+from klero.server.errors import ApiError, Unreadable
 from klero.server.fields import FIELDS, NOT_OVER_HTTP
 from klero.server.schemas import ChatCompletionRequest, CompletionRequest
 from klero.testing.models import ToyModel
@@ -65,6 +65,10 @@ def test_every_field_of_the_library_is_taken_under_its_name_or_refused_with_a_re
     needs["logprobs_mode"] = "logprobs"
     names = {field.name for field in dataclasses.fields(SamplingParams)}
     assert set(values) == set(FIELDS) == names - set(NOT_OVER_HTTP)
+    words = {"bad_words": values.pop("bad_words")}  # are told to the engine as ids, of both tokenisations
+    assert params_of(llm, prompt="Hello", **words).bad_token_ids == tuple(
+        tuple(TOKENIZER.encode(word)) for word in ("no", " no")
+    )
     for name, value in values.items():
         beside = {needs[name]: values[needs[name]]} if name in needs else {}
         asked = params_of(llm, prompt="Hello", **beside, **{name: value})
@@ -109,8 +113,8 @@ def test_prompts_are_texts_and_ids_and_lists_of_them(llm, prompt, ids):
         ([[]], "must be a text, a list of token ids"),
         ([257], "prompt=257: token ids must be in [0, 256]"),
         ([123456], "prompt=123456: token ids"),
-        ([-1], "prompt=-1: token ids"),
-        ([[3, -1]], "prompt=-1: token ids"),
+        ([-1], r"token ids (integers >= 0)"),
+        ([[3, -1]], r"token ids (integers >= 0)"),
         ([[3], [3, 2**70]], f"prompt[1]={2**70}: token ids"),
         ([1.5], "must be a text, a list of token ids"),
         ([True], "must be a text, a list of token ids"),
@@ -322,7 +326,7 @@ def test_logprobs_of_chats(llm, body, logprobs):
         ({"messages": [{"role": "user"}]}, "messages"),
         ({"messages": [{"role": "", "content": "x"}]}, "messages[0].role"),
         ({"messages": [*USER, {"role": "user", "content": 5}]}, "messages[1].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content.type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": "x", "y": 1}]}, "messages[0].y"),
         ({"messages": [{"role": "assistant", "content": "x", "refusal": "no"}]}, "messages[0].refusal"),
         ({"messages": [{"role": "user", "content": "x"}] * 8193}, "messages"),
@@ -372,14 +376,8 @@ def test_calls_of_earlier_turns_reach_a_template_that_knows_them(llm):
         (b"[]", "must be a JSON object"),
         (b'"x"', "must be a JSON object"),
         (b"\xff", "must be JSON in UTF-8"),
-        (b'{"a": NaN}', "NaN is no number"),
-        (b'{"a": -Infinity}', "Infinity is no number"),
-        (b'{"a": 1e999}', "beyond binary64"),
-        (b'{"a": 1, "a": 2}', "'a' is twice a key"),
-        (b'{"a": "\\ud800"}', "surrogate"),
-        (b'{"\\udc00": 1}', "surrogate"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "must be JSON"),
-        (b'{"a": ' + b"[" * 100_000, "too deep"),
+        (b'{"a": ' + b"[" * 100_000, r"a=\[...\]: is nested more than 128 deep"),
+        (b"[" * 100_000, "the body is nested more than 128 deep"),
     ],
 )
 def test_bodies_that_are_none(raw, words):
@@ -387,6 +385,29 @@ def test_bodies_that_are_none(raw, words):
         read_body(raw)
     assert caught.value.status == 400
     caught.value.message.encode()
+
+
+@pytest.mark.parametrize(
+    "raw, words",
+    [
+        (b'{"a": NaN}', "a=NaN: is no number"),
+        (b'{"a": -Infinity}', "a=-Infinity: is no number"),
+        (b'{"a": 1e999}', "a=1e999: is beyond binary64"),
+        (b'{"a": 1, "a": 2}', "a=...: is twice in the body"),
+        (b'{"a": [{"b": 1, "b": 1}]}', "a='b': is twice a key"),
+        (b'{"a": "\\ud800"}', "a=\\ud800: holds half of a surrogate pair"),
+        (b'{"\\udc00": 1}', "\\udc00=1: holds half of a surrogate pair"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "a=99999999999999999999...: is an integer of 5000 digits"),
+        (b'{"a": ' + b"[" * 128 + b"]" * 128 + b"}", "a=[...]: is nested more than 128 deep"),
+    ],
+)
+def test_what_means_nothing_is_told_with_its_field(llm, raw, words):
+    (value,) = read_body(raw).values()
+    assert isinstance(value, Unreadable)
+    error = refused(llm, read_body(raw[:1] + b'"prompt": "x", "top_p": 2, ' + raw[1:]))
+    assert error.message.startswith(words) or f"; {words}" in error.message
+    assert "top_p=2" in error.message
+    assert read_body(b'{"a": ' + b"[" * 127 + b"]" * 127 + b"}")
 
 
 def test_a_body_is_read_as_it_is():

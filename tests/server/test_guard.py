@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
+import re
 import socket
 import threading
 import time
@@ -14,7 +16,7 @@ import pytest
 from tests.engine.gated import Gated
 from tests.server.live import Live, toy
 
-from klero.server.guard import Guard
+from klero.server.guard import Guard, Labels
 from klero.testing.models import ToyModel
 
 COMPLETIONS = "/v1/completions"
@@ -147,7 +149,8 @@ def test_requests_at_a_time_have_a_number():
         live.wait_until_asked(2)
         answer = live.post(COMPLETIONS, SHORT)
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
-        assert live.get("/health").status_code == 200
+        for path in ("/health", "/metrics", "/v1/models"):
+            assert live.get(path).status_code == 200
         model.steps.release(100)
         for thread in threads:
             thread.join(10)
@@ -171,6 +174,46 @@ def test_a_client_that_never_reads_is_cut_off():
             live.all_free(30)
             assert live.llm.engine.num_generated < 40_000  # far from its end
         assert live.complete(**SHORT)["choices"]
+
+
+def test_what_is_refused_before_its_body_was_read_is_the_last_of_its_connection(strict):
+    refused = head(100).replace(b"sesame", b"wrong")
+    for sent, status in [(head(1001), b"413"), (refused, b"401"), (head(100).replace(b"POST", b"GET"), b"405")]:
+        with connect(strict) as client:
+            client.sendall(sent)
+            answer = everything(client)
+        assert answer.startswith(b"HTTP/1.1 " + status)
+        assert b"\r\nconnection: close\r\n" in answer
+
+
+def test_every_answer_has_a_name(strict):
+    for given in ("mine-1", "a" * 128, "7f9c/2:x=+."):
+        assert strict.get("/v1/models", headers={"x-request-id": given}).headers["x-request-id"] == given
+    others = {strict.get("/health", headers={"x-request-id": given}).headers["x-request-id"] for given in
+              ("", "a" * 129, "a b", "<script>", b"\xff")}  # fmt: skip
+    assert len(others) == 5
+    assert all(re.fullmatch("req-[0-9a-f]{32}", name) for name in others)
+    # whatever it is that is refused
+    assert strict.post("/nothing", SHORT, headers={"x-request-id": "q"}).headers["x-request-id"] == "q"
+
+
+def test_paths_are_counted_by_their_routes():
+    labels = Labels(["/", "/v1/models", "/v1/models/{name:path}", "/v1/completions"])
+    assert labels.of("/v1/models/a/b") == labels.of("/v1/models/") == "/v1/models/{name}"
+    for path in ("/", "/v1/models", "/v1/completions"):
+        assert labels.of(path) == path
+    for path in ("/v1/completions/", "/x", "/v1", "/v1/models-x", "", "/v1/models/{name:path}"[:8]):
+        assert labels.of(path) == "other"
+
+
+def test_a_body_is_logged_where_it_is_asked_for(caplog):
+    body = {**SHORT, "prompt": "se\ncret"}
+    for on in (False, True):
+        caplog.clear()
+        with Live(log_prompts=on) as live, caplog.at_level(logging.INFO):
+            live.post(COMPLETIONS, body, headers={"x-request-id": "mine"})
+        lines = [record.getMessage() for record in caplog.records if "cret" in record.getMessage()]
+        assert lines == ([f"/v1/completions mine {json.dumps(body)!r}"] if on else [])
 
 
 def test_logs_hold_no_prompt(strict, caplog):

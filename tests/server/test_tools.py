@@ -24,18 +24,8 @@ from tests.server.toys import (
     whole,
 )
 
-from klero.server.tools import (
-    FORMS,
-    GUIDED,
-    HERMES,
-    LLAMA3,
-    MISTRAL,
-    MISTRAL_NAMED,
-    Call,
-    CallReader,
-    form_of,
-    schema_of_calls,
-)
+from klero.server.call_forms import FORMS, GUIDED, HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED, Call, form_of
+from klero.server.tools import CallReader, schema_of_calls
 
 AT = {"type": "object", "properties": {"at": {"enum": ["sea", "sky"]}}, "required": ["at"],
       "additionalProperties": False}  # fmt: skip
@@ -272,3 +262,39 @@ def test_what_cannot_be_done_is_refused(template, body, param, words):
     error = refused(toy(make_tokenizer(template)), {"messages": USER, **body})
     assert error.param == param
     assert words in error.message
+
+
+@pytest.mark.parametrize(
+    "form, text",
+    [
+        (HERMES, '<tool_call>{"name": "look", "arguments": %s}</tool_call>'),
+        (MISTRAL, '[TOOL_CALLS][{"name": "look", "arguments": %s, "id": "1"}]'),
+        (MISTRAL_NAMED, "[TOOL_CALLS]look[ARGS]%s"),
+        (LLAMA3, '<|python_tag|>{"name": "look", "parameters": %s}'),
+        (GUIDED, '{"name": "look", "arguments": %s}'),
+    ],
+)
+@pytest.mark.parametrize(
+    "arguments", ['{"a": 1e999}', '{"a":"\\ud800"}', '{ "a" : 1.10 , "a":2}', '{"n": 12345678901234567890123}', "{}"]
+)
+def test_arguments_are_the_models_own_text(form, text, arguments):
+    assert read(form, text % arguments) == [Call("look", arguments)]
+
+
+@pytest.mark.parametrize("arguments", ['{"a": NaN}', '{"a": -Infinity}', '{"a": 1,}', "{", "[]", '"{}"', "{} {}"])
+def test_arguments_that_are_no_json_object_are_text(arguments):
+    text = f'<tool_call>{{"name": "look", "arguments": {arguments}}}</tool_call>'
+    assert read(HERMES, text) == [text]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '{"name": "look", "name": "look", "arguments": {}}', '{"name": "look", "arguments": {}, "more": 1}',
+        '{"name": 1, "arguments": {}}', '{"arguments": {}}', '{"name": "other", "arguments": {}}', "{}", "[]", "",
+        '{"name": "look", "arguments": {}} {}', '{"name": "look" "arguments": {}}',
+    ],
+)  # fmt: skip
+def test_what_is_no_call_is_text(value):
+    text = f"<tool_call>{value}</tool_call>"
+    assert read(HERMES, text) == [text]

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,15 @@ def check_library(place: Path, commands: Path, wheel: Path) -> None:
     print("wheel: the bare command says what to install")
 
 
+def check_page(wheel: Path) -> None:
+    """The files of the server's page, which no import would miss."""
+    page = ROOT / "src" / "klero" / "server" / "page"
+    with zipfile.ZipFile(wheel) as packed:
+        for path in page.iterdir():
+            assert packed.read(f"klero/server/page/{path.name}") == path.read_bytes(), path
+    print("wheel: the page is in it")
+
+
 def check_engine(place: Path, commands: Path, wheel: Path) -> None:
     """pip install 'klero[engine]' && klero generate "..."; the second time nothing may come from outside."""
     begin = time.perf_counter()
@@ -91,6 +101,7 @@ def main() -> None:
         (wheel,) = place.glob("*.whl")
         run(sys.executable, "-m", "venv", place / "environment", cwd=place, check=True)
         commands = place / "environment" / "bin"
+        check_page(wheel)
         check_library(place, commands, wheel)
         check_engine(place, commands, wheel)  # in the same one: what has been compiled is not compiled again
 

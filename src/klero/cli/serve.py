@@ -32,7 +32,7 @@ MaxNumWaiting = Annotated[int, _option(SERVER, "Choices that may wait; clients o
 MaxConcurrency = Annotated[int, _option(SERVER, "Requests at a time, streams included.")]
 SchedulingPolicy = Annotated[str, _option(SERVER, "fcfs or priority (requests then bring one).")]
 GrammarBackend = Annotated[str, _option(SERVER, "llguidance or xgrammar.")]
-LogPrompts = Annotated[bool, _option(SERVER, "Logs may hold what clients sent.", "--log-prompts")]
+LogPrompts = Annotated[bool, _option(SERVER, "Log what clients send; else no prompt is logged.", "--log-prompts")]
 MaxBodyBytes = Annotated[int, _option(LIMITS, "Of a request.")]
 MaxAnswerBytes = Annotated[int, _option(LIMITS, "Of lists of logprobs and rows of logits.")]
 MaxPrompts = Annotated[int, _option(LIMITS, "Prompts.")]
@@ -41,6 +41,7 @@ MaxChoices = Annotated[int, _option(LIMITS, "Choices of all prompts.")]
 MaxStop = Annotated[int, _option(LIMITS, "Stop strings.")]
 MaxLogitBias = Annotated[int, _option(LIMITS, "Entries of logit_bias.")]
 MaxLogprobs = Annotated[int, _option(LIMITS, "Most likely tokens beside each; -1: all of them.")]
+MaxSchemaBytes = Annotated[int, _option(LIMITS, "Of a JSON schema, an expression or a grammar.")]
 DrainTimeout = Annotated[float, _option(PATIENCE, "Seconds for running requests after SIGTERM.")]
 StepTimeout = Annotated[float, _option(PATIENCE, "Seconds after which a step of the engine has hung.")]
 ReadTimeout = Annotated[float, _option(PATIENCE, "Seconds for a client to send, or to read what it is sent.")]
@@ -60,13 +61,14 @@ def serve(
     grammar_backend: GrammarBackend = "llguidance",
     log_prompts: LogPrompts = False,
     max_body_bytes: MaxBodyBytes = OWN.max_body_bytes,
-    max_answer_bytes: MaxAnswerBytes = 2**28,
+    max_answer_bytes: MaxAnswerBytes = 2**25,
     max_prompts: MaxPrompts = OWN.max_prompts,
     max_n: MaxN = OWN.max_n,
     max_choices: MaxChoices = OWN.max_choices,
     max_stop: MaxStop = OWN.max_stop,
     max_logit_bias: MaxLogitBias = OWN.max_logit_bias,
     max_logprobs: MaxLogprobs = OWN.max_logprobs,
+    max_schema_bytes: MaxSchemaBytes = OWN.max_schema_bytes,
     drain_timeout: DrainTimeout = OWN.drain_timeout,
     step_timeout: StepTimeout = OWN.step_timeout,
     read_timeout: ReadTimeout = OWN.read_timeout,
@@ -84,7 +86,8 @@ def serve(
         host=host, port=port, api_key=api_key, served_model_name=served_model_name, max_concurrency=max_concurrency,
         log_prompts=log_prompts, max_body_bytes=max_body_bytes, max_prompts=max_prompts, max_n=max_n,
         max_choices=max_choices, max_stop=max_stop, max_logit_bias=max_logit_bias, max_logprobs=max_logprobs,
-        drain_timeout=drain_timeout, step_timeout=step_timeout, read_timeout=read_timeout, keep_alive=keep_alive,
+        max_schema_bytes=max_schema_bytes, drain_timeout=drain_timeout, step_timeout=step_timeout,
+        read_timeout=read_timeout, keep_alive=keep_alive,
     )  # fmt: skip
     engine |= {
         "max_num_waiting": max_num_waiting, "scheduling_policy": scheduling_policy, "grammar_backend": grammar_backend,

@@ -132,8 +132,7 @@ class Engine:
         request = admit(asked, self.limits, self.guides, self.vocabulary, self.encode, width)
         request.seed = self.seeds.next() if params.seed is None else seed_bits(params.seed)
         request.reproducible, request.stream, request.prompt_index = self.reproducible, stream, prompt_index
-        if arrived is not None:
-            request.clock.arrived = arrived
+        request.clock = self.times.clock(request.num_prompt, arrived)
         with self._changing():
             self._look_at_weights()
             self._requests[request_id] = request
@@ -339,6 +338,7 @@ class Engine:
         outputs = [_answer(request) for request in done]
         for request in done:
             del self._requests[request.request_id]
+        self.times.ended(outputs)
         return outputs
 
     def _end(self, request: Request, reason: FinishReason, message: str) -> RequestOutput:

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Protocol
 
-from klero.engine.outputs import RequestMetrics
+from klero.engine.outputs import RequestMetrics, RequestOutput
 
 PARTS = ("schedule", "inputs", "forward", "sample", "finish")
+
+
+class Observer(Protocol):
+    """Is told of steps and requests as they go, by the thread that steps. It is quick, and does not raise."""
+
+    def stepped(self, seconds: float) -> None:
+        """A step got to its end."""
+
+    def started(self, clock: RequestClock) -> None:
+        """A request runs for the first time."""
+
+    def drew(self, clock: RequestClock) -> None:
+        """The first token of a request is there."""
+
+    def ended(self, output: RequestOutput) -> None:
+        """A request has ended, however it did."""
 
 
 class StepTimes:
@@ -15,9 +33,11 @@ class StepTimes:
 
     seconds: by part. schedule: who computes what; inputs: the packed arrays and the rows; forward: the model; sample:
     rewriting and drawing; finish: text, ends, answers. num_steps; num_tokens: computed by the model; num_rows: sampled.
+    observer: who is told as things happen, where somebody wants to know.
     """
 
     def __init__(self) -> None:
+        self.observer: Observer | None = None
         self._last = 0.0
         self._laps = dict.fromkeys(PARTS, 0.0)
         self.reset()
@@ -43,6 +63,19 @@ class StepTimes:
         self.num_steps += 1
         self.num_tokens += num_tokens
         self.num_rows += num_rows
+        if self.observer is not None:
+            self.observer.stepped(sum(self._laps.values()))
+
+    def clock(self, num_prompt_tokens: int, arrived: float | None) -> RequestClock:
+        """The clock of a request. arrived: when it was asked; None: now."""
+        now = perf_counter() if arrived is None else arrived
+        return RequestClock(now, num_prompt_tokens=num_prompt_tokens, observer=self.observer)
+
+    def ended(self, outputs: Iterable[RequestOutput]) -> None:
+        """Note the answers of requests that have ended."""
+        if self.observer is not None:
+            for output in outputs:
+                self.observer.ended(output)
 
     @property
     def total(self) -> float:
@@ -60,7 +93,7 @@ class RequestClock:
     """Moments and counts of one request, on the monotonic clock of `time.perf_counter`, in seconds.
 
     arrived: when it was asked. started: when a choice of it first ran, None before. first_token: when the first token
-    of any choice was there.
+    of any choice was there. num_prompt_tokens: of the prompt. observer: who is told of both, where somebody is.
     """
 
     arrived: float = field(default_factory=perf_counter)
@@ -70,12 +103,16 @@ class RequestClock:
     num_cached_tokens: int = 0
     num_steps: int = 0
     num_prompt_tokens_computed: int = 0
+    num_prompt_tokens: int = 0
+    observer: Observer | None = None
     _last_step: int = -1
 
     def start(self, num_cached: int = 0) -> None:
         """Note that a choice runs, and how much of it was cached; only the first time counts."""
         if self.started is None:
             self.started, self.num_cached_tokens = perf_counter(), num_cached
+            if self.observer is not None:
+                self.observer.started(self)
 
     def take_part(self, step: int, num_prompt_tokens: int) -> None:
         """Count a choice's part in step number `step`, and the prompt tokens computed for it."""
@@ -87,6 +124,8 @@ class RequestClock:
         """Note that a token is there; only the first time counts."""
         if self.first_token is None:
             self.first_token = perf_counter()
+            if self.observer is not None:
+                self.observer.drew(self)
 
     def metrics(self, num_prompt_tokens: int, num_generated_tokens: int) -> RequestMetrics:
         """The record of a request that ends now."""

@@ -1,4 +1,9 @@
-"""An OpenAI-compatible server on an AsyncLLM; the extra `server` brings what it needs (docs/server.md)."""
+"""An OpenAI-compatible server on an AsyncLLM; the extra `server` brings what it needs (docs/server.md).
+
+The road of a request: protocol (a connection), guard (key, size, concurrency), app (which route), bodies and schemas
+(strict JSON), asked (prompts as token ids, parameters, every fault at once), then the engine, streams (its news),
+answers with logprobs and tools (OpenAI's shapes, whole or in chunks), sse (events). run starts and ends it all.
+"""
 
 from __future__ import annotations
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import klero
 from klero.engine import Delta, RequestOutput
 from klero.logprobs import Logprobs
 from klero.server.asked import Asked
+from klero.server.call_forms import Call
 from klero.server.errors import internal, unavailable
-from klero.server.logprobs import Legacy, TokenTexts, chat_logprobs, receipts
-from klero.server.tools import Call, CallReader, MarkedText, marks_hidden
+from klero.server.logprobs import EVERY_TOKEN, Legacy, TokenTexts, chat_logprobs, receipts
+from klero.server.tools import CallReader, MarkedText, marks_hidden
 
 if TYPE_CHECKING:
     from klero.engine import LLM, CompletionOutput
@@ -25,6 +26,9 @@ OBJECTS = {
     ("completion", True): "text_completion", ("completion", False): "text_completion",
     ("chat", True): "chat.completion", ("chat", False): "chat.completion.chunk",
 }  # fmt: skip
+PIECE = 64  # entries of a list that are written without a break
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+VOCABULARY = 2**17  # about so many entries are every token
 TELLABLE = ("no token is left for position", "the model's logits for position")
 """How errors of a choice begin that are about its request, and not about the server."""
 
@@ -44,7 +48,22 @@ def fingerprint_of(llm: LLM, model: str) -> str:
 
 def dump(value: Any) -> bytes:
     """JSON, compact, in UTF-8. ValueError for NaN and infinities, which no answer has."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _encode(value).encode()
+
+
+def in_pieces(value: Any) -> Iterator[bytes]:
+    """The same bytes in pieces, none of more than PIECE entries of a list: other threads may run between them."""
+    if isinstance(value, dict):
+        for i, (name, item) in enumerate(value.items()):
+            yield (b"," if i else b"{") + dump(name) + b":"
+            yield from in_pieces(item)
+        yield b"}" if value else b"{}"
+    elif isinstance(value, list) and len(value) > PIECE:
+        for i in range(0, len(value), PIECE):
+            yield (b"," if i else b"[") + dump(value[i : i + PIECE])[1:-1]
+        yield b"]"
+    else:
+        yield dump(value)
 
 
 class News(NamedTuple):
@@ -85,12 +104,22 @@ class Answer:
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """The answer to all prompts, in their order. ApiError where a choice has no end of its own."""
-        choices = []
+        return self._around(True, list(self._wholes(outputs))) | {"usage": usage_of(outputs)}
+
+    def written(self, outputs: Sequence[RequestOutput]) -> bytes:
+        """The same as JSON. One choice after the other, so that no more of them stand in memory as objects."""
+        empty = self._around(True, []) | {"usage": usage_of(outputs)}
+        head, _, tail = dump(empty).rpartition(b'"choices":[]')  # nothing behind it is a client's text
+        choices = (b"".join(in_pieces(choice)) for choice in self._wholes(outputs))
+        return b"".join((head, b'"choices":[', b",".join(choices), b"]", tail))
+
+    def _wholes(self, outputs: Sequence[RequestOutput]) -> Iterator[dict[str, Any]]:
+        for output in outputs:
+            for one in output.outputs:
+                refuse(one)  # before any of them is looked at
         for i, output in enumerate(outputs):
             for choice, one in zip(self._choices[i], output.outputs, strict=True):
-                said = choice.take(_news_of(one), output)
-                choices.append(choice.whole(said))
-        return self._around(True, choices) | {"usage": usage_of(outputs)}
+                yield choice.whole(choice.take(_news_of(one), output))
 
     def chunks(self, prompt_index: int, delta: Delta) -> list[dict[str, Any]]:
         """The events of one delta: one, or none while it is held. ApiError where the choice has no end of its own.
@@ -105,9 +134,14 @@ class Answer:
             return []
         return [self._chunk(prompt_index, delta, None)]
 
-    def ended(self, prompt_index: int, output: RequestOutput) -> list[dict[str, Any]]:
-        """The events that were held, once a prompt has ended."""
-        return [self._chunk(prompt_index, delta, output) for delta in self._held.pop(prompt_index, ())]
+    def holds(self, prompt_index: int) -> bool:
+        """Whether events of a prompt are held."""
+        return prompt_index in self._held
+
+    def ended(self, prompt_index: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        """The events that were held, once a prompt has ended: one by one, as each may be long."""
+        for delta in self._held.pop(prompt_index, ()):
+            yield self._chunk(prompt_index, delta, output)
 
     def usage_chunk(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """The last event of a stream whose usage was asked for."""
@@ -127,6 +161,22 @@ def _news_of(one: CompletionOutput | Delta) -> News:
     return News(
         one.text, one.token_ids, one.finish_reason, one.stop_reason, one.error, one.seed, one.reproducible, one.logprobs
     )
+
+
+def num_entries(asked: Asked, outputs: Sequence[RequestOutput]) -> int:
+    """How many entries the lists of an answer have, about: what writing it costs."""
+    entries = 0
+    for output, params in zip(outputs, asked.params, strict=True):
+        if params.asks or asked.return_token_ids:
+            beside = 1 + _listed(params.logprobs) + len(params.logprob_token_ids)
+            entries += beside * sum(len(one.token_ids) for one in output.outputs)
+        if params.prompt_logprobs is not None:
+            entries += (1 + _listed(params.prompt_logprobs)) * len(output.prompt_token_ids)
+    return entries
+
+
+def _listed(asked: int | None) -> int:
+    return VOCABULARY if asked == EVERY_TOKEN else asked or 0
 
 
 def refuse(one: CompletionOutput | Delta) -> None:

@@ -12,19 +12,21 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import klero
-from klero.engine import AsyncLLM, RequestOutput
-from klero.server import responses, schemas
-from klero.server.answers import Answer, dump, new_id
+from klero.engine import LLM, AsyncLLM, RequestOutput
+from klero.server.answers import Answer, dump, new_id, num_entries
 from klero.server.asked import Asked, chat_of, completion_of, detokenize_of, read_body, tokenize_of
 from klero.server.errors import ApiError, bad_request, error_of, method_not_allowed, model_not_found, not_found
 from klero.server.guard import OUTCOME, Guard
 from klero.server.metrics import CONTENT_TYPE
+from klero.server.openapi import bounds_of, document
 from klero.server.options import ServerOptions
 from klero.server.service import Service
 from klero.server.sse import EventStream, ended, until_gone
+from klero.server.static import add_page
 from klero.server.streams import Streams
 
-LONG = 2**14  # bytes of a body that is read in a thread: tokenizing it would hold up every stream
+LONG = 2**11  # bytes of a body that is read in a thread: tokenizing it would hold up every stream
+LONG_ANSWER = 1000  # entries of its lists: such an answer is written in a thread
 Kind = Literal["completion", "chat"]
 READERS: dict[Kind, Callable[..., Asked]] = {"completion": completion_of, "chat": chat_of}
 
@@ -36,10 +38,11 @@ def create_app(llm: AsyncLLM | None, options: ServerOptions | None = None) -> Fa
     does not close it. All state is for one event loop.
     """
     options = options or ServerOptions()
-    app = FastAPI(title="klero", version=klero.__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="klero", version=klero.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     service = app.state.service = Service(options)
     routes = Routes(service)
     add_routes(app, routes)
+    add_page(app)
     paths = [route.path for route in app.routes if hasattr(route, "path")]
     app.add_exception_handler(HTTPException, routes.not_served)
     app.add_middleware(Guard, service=service, routes=paths)
@@ -49,35 +52,20 @@ def create_app(llm: AsyncLLM | None, options: ServerOptions | None = None) -> Fa
 
 
 def add_routes(app: FastAPI, routes: Routes) -> None:
-    """Say what each path takes and answers, for the OpenAPI schema too."""
-    errors: dict[int | str, dict[str, Any]] = {
-        status: {"model": responses.ErrorResponse} for status in (400, 401, 404, 408, 413, 429, 500, 503)
-    }
-
-    def add(path: str, method: str, endpoint: Any, answer: Any, body: Any = None, events: Any = None) -> None:
-        ok: dict[str, Any] = {"model": answer} if answer is not None else {}
-        if events is not None:
-            ok["content"] = {"text/event-stream": {"schema": events.model_json_schema()}}
-        extra = None if body is None else schemas.request_body(body)
-        app.add_api_route(
-            path, endpoint, methods=[method], responses={200: ok, **errors}, openapi_extra=extra, response_model=None
-        )
-
-    add("/v1/models", "GET", routes.models, responses.ModelList)
-    add("/v1/models/{name:path}", "GET", routes.model, responses.ModelCard)
-    add(
-        "/v1/completions", "POST", routes.completions, responses.CompletionResponse, schemas.CompletionRequest,
-        responses.CompletionChunk,
-    )  # fmt: skip
-    add(
-        "/v1/chat/completions", "POST", routes.chat_completions, responses.ChatCompletionResponse,
-        schemas.ChatCompletionRequest, responses.ChatCompletionChunk,
-    )  # fmt: skip
-    add("/tokenize", "POST", routes.tokenize, responses.TokenizeResponse, schemas.TokenizeRequest)
-    add("/detokenize", "POST", routes.detokenize, responses.DetokenizeResponse, schemas.DetokenizeRequest)
-    add("/health", "GET", routes.health, responses.Health)
-    add("/ready", "GET", routes.ready, responses.Health)
-    add("/metrics", "GET", routes.metrics, None)
+    """Say what answers each path; what they take and answer is said in openapi.py."""
+    for path, method, endpoint in (
+        ("/v1/models", "GET", routes.models),
+        ("/v1/models/{name:path}", "GET", routes.model),
+        ("/v1/completions", "POST", routes.completions),
+        ("/v1/chat/completions", "POST", routes.chat_completions),
+        ("/tokenize", "POST", routes.tokenize),
+        ("/detokenize", "POST", routes.detokenize),
+        ("/health", "GET", routes.health),
+        ("/ready", "GET", routes.ready),
+        ("/metrics", "GET", routes.metrics),
+    ):
+        app.add_api_route(path, endpoint, methods=[method], response_model=None)
+    app.openapi = routes.openapi  # type: ignore[method-assign]
 
 
 class Routes:
@@ -85,6 +73,16 @@ class Routes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._num_reading = 0  # bodies that are read in threads
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document, with the model's bounds once it is there."""
+        service = self._service
+        try:
+            bounds = bounds_of(service.llm.llm.engine.limits)
+        except ApiError:
+            bounds = None
+        return document(service.options, service.model, bounds)
 
     async def health(self) -> Response:
         """Whether the server lives: 200 while it loads and drains too, 503 once its engine has failed."""
@@ -141,8 +139,8 @@ class Routes:
 
     async def _words(self, request: Request, read: Callable[..., dict[str, Any]]) -> Response:
         try:
-            raw, llm = await _body_of(request), self._service.llm
-            return _json(await _off(len(raw), lambda: read(read_body(raw), llm.llm, self._service.options)))
+            llm, options = self._service.llm.llm, self._service.options
+            return _json(await self._read(await _body_of(request), lambda raw: read(read_body(raw), llm, options)))
         except Exception as error:
             return self._failed(request, error, {})
 
@@ -150,15 +148,9 @@ class Routes:
         """Answer a request for text, whole or as a stream."""
         service, names = self._service, dict[str, str]()
         try:
-            raw, llm = await _body_of(request), service.llm
-            asked = await _off(len(raw), lambda: READERS[kind](read_body(raw), llm.llm, service.options))
+            llm = service.llm
+            asked, answer = await self._read(await _body_of(request), lambda raw: self._begun(kind, raw, llm.llm))
             names = asked.names
-            if asked.model is not None:
-                self._check_model(asked.model)
-            answer = Answer(
-                asked, llm.llm, model=service.model, answer_id=new_id(kind), created=int(time.time()),
-                fingerprint=service.fingerprint,
-            )  # fmt: skip
             if asked.stream:
                 streams = Streams(
                     llm, asked.prompts, asked.params, priority=asked.priority, cache_salt=asked.cache_salt
@@ -166,11 +158,35 @@ class Routes:
                 await self._while_here(request, streams.start())
                 return EventStream(service, asked, answer, streams)
             outputs = await self._while_here(request, _whole(llm, asked))
-            for output in outputs:
-                service.metrics.answered(output)
-            return _json(answer.whole(outputs))
+            long = num_entries(asked, outputs) > LONG_ANSWER
+            written = asyncio.to_thread(answer.written, outputs) if long else None
+            body = answer.written(outputs) if written is None else await self._run(written)
+            return Response(body, media_type="application/json")
         except Exception as error:
             return self._failed(request, error, names)
+
+    def _begun(self, kind: Kind, raw: bytes, llm: LLM) -> tuple[Asked, Answer]:
+        """What a body asks, and the answer that is to be filled."""
+        service = self._service
+        asked = READERS[kind](read_body(raw), llm, service.options)
+        if asked.model is not None:
+            self._check_model(asked.model)
+        return asked, Answer(
+            asked, llm, model=service.model, answer_id=new_id(kind), created=int(time.time()),
+            fingerprint=service.fingerprint,
+        )  # fmt: skip
+
+    async def _read(self, raw: bytes, read: Callable[[bytes], Any]) -> Any:
+        """Read a body: a long one in a thread, and any other too while such a one is read, as all wait for the one
+        tokenizer. ApiError 400 where it is nested so deep that Python gives up."""
+        in_thread = len(raw) >= LONG or self._num_reading > 0
+        self._num_reading += in_thread
+        try:
+            return await self._run(asyncio.to_thread(read, raw)) if in_thread else read(raw)
+        except RecursionError:
+            raise bad_request("the body is nested too deep") from None
+        finally:
+            self._num_reading -= in_thread
 
     def _check_model(self, name: str) -> None:
         if name != self._service.model:
@@ -214,22 +230,18 @@ class _Left(Exception):
 
 
 async def _body_of(request: Request) -> bytes:
-    """The body of a request. ApiError 415 for one that is not called JSON: a form of any page could send it."""
+    """The body of a request. ApiError 415 for one that is not called JSON, as a form of any page could send it, or
+    is packed."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise ApiError(
             415, f"content-type: {kind!r:.60}; send JSON, with the header 'Content-Type: application/json'",
             "invalid_request_error",
         )  # fmt: skip
-    return await request.body()
-
-
-async def _off(num_bytes: int, read: Callable[[], Any]) -> Any:
-    """Read a body, a long one in a thread. ApiError 400 where it is nested so deep that Python gives up."""
-    try:
-        return read() if num_bytes < LONG else await asyncio.to_thread(read)
-    except RecursionError:
-        raise bad_request("the body is nested too deep") from None
+    packed = request.headers.get("content-encoding", "identity").strip().lower()
+    if packed != "identity":
+        raise ApiError(415, f"content-encoding: {packed!r:.60}; send the body as it is", "invalid_request_error")
+    return b"".join([piece async for piece in request.stream()])  # nobody keeps it as long as the request lasts
 
 
 async def _whole(llm: AsyncLLM, asked: Asked) -> list[RequestOutput]:

@@ -5,7 +5,6 @@ Whatever is wrong is told at once, in one 400 that names every field, before any
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -16,12 +15,13 @@ from klero.params.aliases import ALIASES, resolve_aliases
 from klero.params.guided import GUIDED
 from klero.params.width import check_width
 from klero.server.bodies import SAMPLING, parsed, place_of, read_body, unknown
+from klero.server.call_forms import Form
 from klero.server.errors import refusal_of
 from klero.server.fields import FIELDS, NOT_OVER_HTTP
 from klero.server.limits import LISTED, faults_beyond
 from klero.server.prompts import Rendered, as_ids, faults_of_prompt, rendered, room_of
 from klero.server.schemas import Body, ChatCompletionRequest, CompletionRequest
-from klero.server.tools import Form, Use, use_of
+from klero.server.tools import Use, use_of
 from klero.server.words import detokenize_of, tokenize_of
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def _prompts_of(given: Sequence[str | list[int]], parts: _Parts, llm: LLM) -> li
     prompts = []
     for i, prompt in enumerate(given):
         try:
-            prompts.append(as_ids(prompt, llm))
+            prompts.append(as_ids(prompt, llm, whole=parts.fields.get("truncate_prompt_tokens") is None))
         except RequestError as error:
             parts.faults.append(Fault(_place(i, len(given)), prompt, str(error)))
     return prompts
@@ -255,11 +255,12 @@ def _each(
     """The parameters of every prompt: seeds spread, and a length that nobody asked for as long as fits."""
     limits = llm.engine.limits
     if request.return_receipts and params.logprobs is None:
-        params = dataclasses.replace(params, logprobs=0)
-    try:
-        check_width(params, limits.vocab_size, limits.num_scored)
-    except ParameterError as error:
-        parts.tell(error.faults)
+        params = params.but(logprobs=0)
+    for check in (llm.words_as_ids, lambda asked: check_width(asked, limits.vocab_size, limits.num_scored)):
+        try:
+            params = check(params) or params
+        except ParameterError as error:
+            parts.tell(error.faults)
     defaulted = kind == "completion" and "max_tokens" not in parts.fields
     each = []
     for i, ids in enumerate(prompts):
@@ -268,6 +269,6 @@ def _each(
         parts.tell(faults)
         one = params.for_prompt(i)
         if defaulted and not faults and (room := room_of(ids, params, limits)) < MAX_TOKENS:
-            one = dataclasses.replace(one, max_tokens=room)
+            one = one.but(max_tokens=room)
         each.append(one)
     return each

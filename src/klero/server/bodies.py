@@ -7,58 +7,148 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from klero.errors import Fault
 from klero.params.aliases import ALIASES, NEAREST
-from klero.server.errors import MOST_FAULTS, bad_request, faults_of
+from klero.server.errors import MOST_FAULTS, Unreadable, bad_request, faults_of, refusal_of
 from klero.server.fields import FIELDS
 from klero.server.schemas import Strict
 
 B = TypeVar("B", bound=Strict)
+MOST_NESTING = 128
+TOO_DEEP = f"is nested more than {MOST_NESTING} deep; flatten it"
+HALF = "holds half of a surrogate pair; give both halves"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 _STAND_INS: dict[str, Any] = {"prompt": "-", "messages": [{"role": "user", "content": "-"}], "tokens": []}
 
 
 def read_body(raw: bytes) -> dict[str, Any]:
-    """The object of a body. ApiError 400 for what is no JSON, or none that means one thing, or no text."""
+    """The object of a body. ApiError 400 for what is no JSON.
+
+    A field that says what means nothing (NaN, a number beyond binary64, a key twice in an object, half a character,
+    far too many levels) is `Unreadable` as a whole, and is told beside whatever else is wrong.
+    """
     try:
         text = raw.decode()
-        body = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
-        if _SURROGATE.search(text):
-            json.dumps(body, ensure_ascii=False).encode()
+        body = _json(text)
     except RecursionError:
-        raise bad_request("the body is nested too deep; flatten it") from None
-    except UnicodeEncodeError:
-        raise bad_request("the body holds half of a surrogate pair; give both halves") from None
+        raise _too_deep(text) from None
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError among them
         raise bad_request(f"the body must be JSON in UTF-8: {error}") from None
     if not isinstance(body, dict):
         raise bad_request("the body must be a JSON object")
-    return body
+    halves = _SURROGATE.search(text) is not None and not _is_whole(body)
+    fields = {name: _trouble(value) or value for name, value in body.items()}
+    if isinstance(body, _Twice):
+        fields |= {name: Unreadable("...", "is twice in the body; leave one of the two out") for name in body.twice}
+    if not halves:
+        return fields
+    return {_written(name): _half(name, value) for name, value in fields.items()}
+
+
+class _Twice(dict[str, Any]):
+    """An object with keys that come more than once: `twice`."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+
+
+def _json(text: str) -> Any:
+    """The value of a text, with `Unreadable` and `_Twice` in it. RecursionError, ValueError."""
+    hooks: dict[str, Any] = {"object_pairs_hook": _object, "parse_constant": _constant, "parse_float": _float}
+    try:
+        return json.loads(text, **hooks)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # an integer with more digits than Python reads
+        return json.loads(text, parse_int=_integer, **hooks)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries: dict[str, Any] = dict(pairs)
-    if len(entries) < len(pairs):
-        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"{twice!a:.40} is twice a key of one object; leave one of the two out")
-    return entries
+    return entries if len(entries) == len(pairs) else _Twice(pairs)
 
 
 def _constant(word: str) -> Any:
-    raise ValueError(f"{word} is no number of JSON")
+    return Unreadable(word, "is no number of JSON; give a finite one, or leave it out")
 
 
-def _float(text: str) -> float:
-    if math.isinf(value := float(text)):
-        raise ValueError(f"{text:.40} is beyond binary64")
-    return value
+def _float(text: str) -> Any:
+    value = float(text)
+    return value if math.isfinite(value) else Unreadable(f"{text:.40}", "is beyond binary64; give a smaller number")
 
 
+def _integer(text: str) -> Any:
+    try:
+        return int(text)
+    except ValueError:
+        return Unreadable(f"{text:.20}...", f"is an integer of {len(text)} digits; give a smaller one")
+
+
+_LOOKED_INTO = frozenset((dict, list, _Twice, Unreadable))
+
+
+def _trouble(value: Any) -> Unreadable | None:
+    """What means nothing in a value, the outermost of it; None where all means something. One level after the other, as
+    recursion would end where the nesting is what is wrong."""
+    level = [value] if type(value) in _LOOKED_INTO else []
+    for _ in range(MOST_NESTING):
+        for part in level:
+            if isinstance(part, Unreadable):
+                return part
+            if isinstance(part, _Twice):
+                return Unreadable(f"{part.twice[0]!a:.40}", "is twice a key of one object; leave one of the two out")
+        if not level:
+            return None
+        level = [item for part in level for item in _items(part) if type(item) in _LOOKED_INTO]
+    return Unreadable("[...]", TOO_DEEP)
+
+
+def _items(part: Any) -> Iterable[Any]:
+    return part.values() if isinstance(part, dict) else part
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a value has only whole characters."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=repr).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return False
+    return True
+
+
+def _half(name: str, value: Any) -> Any:
+    whole = isinstance(value, Unreadable) or (_is_whole(name) and _is_whole(value))
+    return value if whole else Unreadable(f"{_written(str(value)):.40}", HALF)
+
+
+def _written(name: str) -> str:
+    """A name that can be written, half characters as \\ud800."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def _too_deep(text: str) -> Exception:
+    """400 for a body that is nested too deep to be read, with the field that it happens in."""
+    depth, name = 0, ""
+    for found in _STRING_OR_BRACKET.finditer(text):
+        piece = found[0]
+        if piece in "[{":
+            depth += 1
+        elif piece in "]}":
+            depth -= 1
+        elif depth == 1:
+            name = piece
+        if depth > MOST_NESTING:
+            break
+    if text.lstrip()[:1] != "{" or not name:
+        return bad_request(f"the body {TOO_DEEP}")
+    return refusal_of([Fault(_written(str(json.loads(name)))[:64], Unreadable("[...]", TOO_DEEP), "")])
 def parsed(own: dict[str, Any], model: type[B]) -> tuple[B, list[Fault]]:
     """A body's own fields, and what is wrong with them. For those at fault it has nothing, or a stand-in if it must."""
     try:

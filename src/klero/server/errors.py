@@ -17,6 +17,17 @@ NO_NAMES: Mapping[str, str] = {}
 _ENGINE_NAME = re.compile(r"^request-[0-9a-f]+-[0-9]+: ")  # what AsyncLLM calls a request, which the client never said
 
 
+class Unreadable:
+    """Stands in a body where it says what means nothing: no field takes it. shown: how it was written; rule: why."""
+
+    def __init__(self, shown: str, rule: str) -> None:
+        self.rule = rule
+        self._shown = shown
+
+    def __repr__(self) -> str:
+        return self._shown
+
+
 class ApiError(Exception):
     """An answer that is an error. status: of HTTP. param: the field at fault. code: for programs. headers: to send.
 
@@ -45,11 +56,15 @@ def refusal_of(faults: Iterable[Fault], names: Mapping[str, str] = NO_NAMES) -> 
     """400 that tells every fault (of very many the first), by the names that the body has for the fields; param is the
     first's.
     """
-    renamed = [Fault(names.get(fault.field, fault.field), fault.value, fault.rule) for fault in faults]
+    renamed = [Fault(names.get(fault.field, fault.field), fault.value, _rule_of(fault)) for fault in faults]
     told = list(dict.fromkeys(str(fault) for fault in renamed[:MOST_FAULTS]))
     if len(renamed) > MOST_FAULTS:
         told.append(f"and {len(renamed) - MOST_FAULTS} more faults")
     return bad_request("; ".join(told), renamed[0].field)
+
+
+def _rule_of(fault: Fault) -> str:
+    return fault.value.rule if isinstance(fault.value, Unreadable) else fault.rule
 
 
 def unauthorized() -> ApiError:
@@ -128,8 +143,8 @@ def faults_of(error: ValidationError) -> list[Fault]:
 
 
 def _path(places: tuple[int | str, ...]) -> str:
-    """A place in a body, as one would write it."""
+    """A place in a body, as one would write it; long names are cut."""
     path = ""
     for place in places:
-        path += f"[{place}]" if isinstance(place, int) else f".{place}" if path else place
+        path += f"[{place}]" if isinstance(place, int) else f".{place:.64}" if path else f"{place:.64}"
     return path

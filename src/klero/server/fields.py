@@ -10,6 +10,8 @@ from typing import Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+from klero.params.guided import MAX_CHOICES, MAX_TAGS
+
 Schema = dict[str, Any]
 
 NOT_OVER_HTTP = {
@@ -50,13 +52,38 @@ def string(text: str, **more: Any) -> Schema:
     return nullable({"type": "string", **more}, text)
 
 
+def given(name: str, schema: Schema | None = None) -> Schema:
+    """A field is there, and is what the schema says; no null without one."""
+    return {"required": [name], "properties": {name: schema or {"not": {"type": "null"}}}}
+
+
+def unless(name: str, *off: Any, beside: list[Schema]) -> Schema:
+    """A field is left out, null or one of `off`, or one of these stands beside it."""
+    return {"anyOf": [{"properties": {name: {"enum": [None, *off]}}}, *beside]}
+
+
 ID: Schema = {"type": "integer", "minimum": 0}
 IDS: Schema = {"type": "array", "items": ID}
 TEXT: Schema = {"type": "string", "minLength": 1}
 TEXTS: Schema = {"anyOf": [TEXT, {"type": "array", "items": TEXT}]}
 SEQUENCES: Schema = {"type": "array", "items": {"anyOf": [ID, {**IDS, "minItems": 1}]}}
-BIAS: Schema = {"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}
+BIAS: Schema = {"type": "object", "propertyNames": {"pattern": "^[0-9]{1,20}$"},
+                "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}  # fmt: skip
+SCHEMA: Schema = {"anyOf": [{"type": "object"}, {"type": "boolean"}]}
+TAG: Schema = {
+    "type": "object", "required": ["structures", "triggers"], "additionalProperties": False,
+    "properties": {
+        "type": {"const": "structural_tag"},
+        "triggers": {"type": "array", "items": TEXT, "minItems": 1, "maxItems": MAX_TAGS},
+        "structures": {"type": "array", "minItems": 1, "maxItems": MAX_TAGS, "items": {
+            "type": "object", "required": ["begin", "schema", "end"], "additionalProperties": False,
+            "properties": {"begin": {"type": "string"}, "schema": {"anyOf": [*SCHEMA["anyOf"], TEXT]},
+                           "end": {"type": "string"}},
+        }},
+    },
+}  # fmt: skip
 SEEDS = 2**64 - 1
+BINARY32 = 3.4028234663852886e38
 
 FIELDS: dict[str, Schema] = {
     "temperature": number(0, 1e6, "Divides the logits; 0 is greedy. Default 1."),
@@ -74,7 +101,10 @@ FIELDS: dict[str, Schema] = {
     "xtc_probability": number(0, 1, "How often XTC leaves the most likely tokens out; 0: off."),
     "xtc_threshold": number(0, 1, "What XTC takes for likely. Default 0.1."),
     "logit_bias": nullable(BIAS, "Added to the logits of these token ids."),
-    "embedding_bias": nullable({"type": "array", "items": {"type": "number"}}, "One number for each token, added."),
+    "embedding_bias": nullable(
+        {"type": "array", "minItems": 1, "items": {"type": "number", "minimum": -BINARY32, "maximum": BINARY32}},
+        "One number for each token, added.",
+    ),
     "repetition_penalty": number(0, 1e6, "On what occurred, prompt included; 1: off.", exclusiveMinimum=0),
     "presence_penalty": number(-2, 2, "Taken off tokens that the output has."),
     "frequency_penalty": number(-2, 2, "The same, once for each time."),
@@ -83,13 +113,14 @@ FIELDS: dict[str, Schema] = {
     "bad_token_ids": nullable(SEQUENCES, "Token ids, or id sequences, that may not come."),
     "no_repeat_ngram_size": integer(0, "No run of so many tokens twice; 0: off."),
     "allowed_token_ids": nullable({**IDS, "minItems": 1}, "No other token may come."),
-    "json": nullable({"anyOf": [{"type": "object"}, {"type": "boolean"}, TEXT]},
+    "json": nullable({"anyOf": [*SCHEMA["anyOf"], TEXT]},
                      "The text is JSON of this schema. At most one of the six fields of structure is given."),
     "json_object": flag("The text is a JSON object."),
     "regex": string("The text is what this regular expression matches as a whole.", minLength=1),
-    "choice": nullable({"type": "array", "items": TEXT, "minItems": 1, "maxItems": 10_000}, "The text is one of them."),
+    "choice": nullable({"type": "array", "items": TEXT, "minItems": 1, "maxItems": MAX_CHOICES, "uniqueItems": True},
+                       "The text is one of them."),
     "grammar": string("The text is what this grammar derives: Lark, or EBNF with a rule named root.", minLength=1),
-    "structural_tag": nullable({"anyOf": [{"type": "object"}, TEXT]}, "Free text with structures between marks."),
+    "structural_tag": nullable({"anyOf": [TAG, TEXT]}, "Free text with structures between marks."),
     "json_whitespace": integer(0, "Spaces and line breaks in a row that JSON may have. Default 0: compact.", 16),
     "thinking_token_budget": integer(0, "Thinking ends after so many tokens."),
     "seed": nullable({"type": "integer", "minimum": -(2**63), "maximum": SEEDS},
@@ -116,6 +147,22 @@ FIELDS: dict[str, Schema] = {
     "return_probs": flag("In the receipts: those ids and their probabilities."),
 }  # fmt: skip
 """Every field but NOT_OVER_HTTP."""
+
+TRUE: Schema = {"const": True}
+TOGETHER = [
+    unless("top_p_min", beside=[given("top_p_decay")]),
+    unless("top_p_reset_id", beside=[given("top_p_decay")]),
+    unless("json_whitespace", 0, beside=[
+        given("json"), given("json_object", TRUE), given("structural_tag"), given("response_format"),
+    ]),
+    unless("logprobs_mode", "raw", beside=[
+        given("logprobs", {"type": "integer"}), given("logprobs", TRUE), given("logprob_token_ids"),
+        given("return_receipts", TRUE),
+    ]),
+    unless("stream_options", beside=[given("stream", TRUE)]),
+    {"anyOf": [{"properties": {"max_tokens": {"not": {"const": 0}}}}, given("prompt_logprobs"), given("logprobs")]},
+]  # fmt: skip
+"""What a schema can say of the rules between fields. The others are told by the errors alone."""
 
 
 class Refused:

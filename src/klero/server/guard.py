@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
+import secrets
 from collections.abc import Iterable
 from typing import Any
 
 from klero.server.answers import dump
-from klero.server.errors import ApiError, internal, queue_full, too_large, unauthorized
+from klero.server.errors import ApiError, internal, too_large, unauthorized
 from klero.server.service import Service
+from klero.server.static import FILES
 
 Scope = dict[str, Any]
 Message = dict[str, Any]
-OPEN = frozenset({"/", "/health", "/ready"})
+OPEN = frozenset({"/health", "/ready", *FILES})
+REQUEST_ID = b"x-request-id"
+NAME = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 OUTCOME = "klero.outcome"  # in the scope: what a route says that the status does not
 
 
@@ -21,11 +26,12 @@ class Guard:
     """An ASGI application around another: API key, requests at a time, size of bodies, and whatever escapes a route.
 
     Bodies are read here, whole, and no further than the limit; the application receives them in one piece. The paths in
-    OPEN ask for no key and count for nothing, so that a full server can say that it lives.
+    OPEN ask for no key. What reads only (GET) counts for nothing, so that a full server can say how it is. Every answer
+    has an `x-request-id`: the client's own, or one that is made.
     """
 
     def __init__(self, app: Any, service: Service, routes: Iterable[str]) -> None:
-        self.app, self.service, self._routes = app, service, frozenset(routes)
+        self.app, self.service, self._labels = app, service, Labels(routes)
         self._key = None if service.options.api_key is None else service.options.api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
@@ -33,35 +39,37 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        metrics, path, state = self.service.metrics, scope["path"], _Sending(send)
+        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # the protocol's sends no body
+        metrics, path, state = self.service.metrics, scope["path"], _Sending(send, _request_id(scope))
         metrics.began()
         try:
             if path in OPEN:
-                await self.app(scope, receive, state)
+                await self.app(asked, receive, state)
             else:
-                with self.service.answering():
-                    await self._serve(scope, receive, state)
+                await self._serve(asked, receive, state)
         except ApiError as error:
             await state.error(error)
         except Exception as error:
             self.service.note(error)
             await state.error(internal())
         finally:
-            metrics.ended(path if path in self._routes else "other", scope.get(OUTCOME) or state.outcome)
+            metrics.closed(self._labels.of(path), scope.get(OUTCOME) or state.outcome)
 
     async def _serve(self, scope: Scope, receive: Any, send: _Sending) -> None:
-        if self.service.num_running > self.service.options.max_concurrency:
-            raise queue_full()
         if self._key is not None and not _brings(scope, self._key):
             raise unauthorized()
-        if scope["method"] in ("GET", "HEAD"):
+        if scope["method"] == "GET":
             await self.app(scope, receive, send)
             return
-        body = await self._read(scope, receive)
-        if body is None:  # the client left
-            scope[OUTCOME] = "left"
-            return
-        await self.app(scope, _Replay(body, receive), send)
+        self.service.check()
+        with self.service.answering():
+            with self.service.running():
+                body = await self._read(scope, receive)
+            if body is None:  # the client left
+                scope[OUTCOME] = "left"
+                return
+            self.service.note_body(scope["path"], send.request_id, body)
+            await self.app(scope, _Replay(body, receive), send)
 
     async def _read(self, scope: Scope, receive: Any) -> bytes | None:
         """The body; None if the client leaves before its end. ApiError 408, 413."""
@@ -76,16 +84,37 @@ class Guard:
             raise ApiError(408, message, "invalid_request_error", headers={"Connection": "close"}) from None
 
 
-class _Sending:
-    """What has been sent of an answer. outcome: what its status says."""
+class Labels:
+    """What figures call a path: its route, or "other", as there may be any number of others."""
 
-    def __init__(self, send: Any) -> None:
-        self._send, self.status = send, 0
+    def __init__(self, routes: Iterable[str]) -> None:
+        self._whole, self._begun = set[str](), dict[str, str]()
+        for route in routes:
+            begin, brace, name = route.partition("{")
+            if brace:
+                self._begun[begin] = f"{begin}{{{name.partition(':')[0].rstrip('}')}}}"
+            else:
+                self._whole.add(route)
+
+    def of(self, path: str) -> str:
+        """The label of a path."""
+        if path in self._whole:
+            return path
+        return next((label for begin, label in self._begun.items() if path.startswith(begin)), "other")
+
+
+class _Sending:
+    """What has been sent of an answer. outcome: what its status says. request_id: sent with it."""
+
+    def __init__(self, send: Any, request_id: str) -> None:
+        self._send, self.request_id, self.status = send, request_id, 0
 
     async def __call__(self, message: Message) -> None:
         """Send one message."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            headers = [*message.get("headers", ()), (REQUEST_ID, self.request_id.encode())]
+            message = {**message, "headers": headers}
         await self._send(message)
 
     async def error(self, error: ApiError) -> None:
@@ -142,6 +171,12 @@ def _brings(scope: Scope, key: bytes) -> bool:
     """Whether the request brings the key; in the same time whatever it brings instead."""
     scheme, _, token = (_header(scope, b"authorization") or b"").partition(b" ")
     return hmac.compare_digest(token.strip(), key) and scheme.lower() == b"bearer"
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's name for its request, if it is one; else a new one."""
+    given = (_header(scope, REQUEST_ID) or b"").decode("latin-1")
+    return given if NAME.fullmatch(given) else f"req-{secrets.token_hex(16)}"
 
 
 def _header(scope: Scope, wanted: bytes) -> bytes | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from klero.errors import ModelError
-from klero.finish import TextStream, TokenBytes
-from klero.finish.utf8 import Utf8Decoder, continues
+from klero.finish import TextStream, TokenBytes, text_of_prompt
+from klero.finish.utf8 import Utf8Decoder, continues, pending_of_bytes
 from klero.logprobs import Logprobs
 from klero.params import SamplingParams
 
@@ -61,10 +61,17 @@ class TokenTexts:
 class Legacy:
     """The four lists of /v1/completions, for one choice, as its tokens come.
 
-    text_offset: how many characters of the choice's text stand before the token; a token inside a character has the
-    offset of that character. Where a stop string is cut off, offsets of its tokens go on as if it were there. top:
-    entries beside each token; the token has one of its own. Of two tokens with the same text the likelier counts, the
-    token itself before all.
+    text_offset: how many characters of prompt and output, as echo shows them, stand before the token, whether echo is
+    asked for or not; a token inside a character has the offset of that character. Where a stop string is cut off,
+    offsets of its tokens go on as if it were there. tokens: texts; a part of a character is its bytes, "bytes:\\xe2".
+    top: entries beside each token; the token has one of its own. Of two tokens with the same text the likelier counts,
+    the token itself before all. Of the first token of a prompt nothing is said: None.
+
+    Sources: OpenAI's API reference has the lists without a word on them. Recorded answers of its gpt-3.5-turbo-instruct
+    begin the offsets at the length of the prompt, without echo (36 behind "What can you tell me about the car ?", in
+    tests of LangStream), as do DeepSeek's and llama-cpp-python's; vLLM counts from the beginning of the text that it
+    returns, which is the same with echo alone. None for the first token, and "bytes:" before parts of characters, are
+    OpenAI's (lm-evaluation-harness and HELM read them so).
     """
 
     def __init__(
@@ -72,12 +79,16 @@ class Legacy:
         top: int, *, echo: bool,
     ) -> None:  # fmt: skip
         self._texts, self._top, self._offset = texts, top, 0
-        shows = replace(params, stop=(), detokenize=True, echo=echo)
+        shows = params.but(stop=(), detokenize=True, echo=True)
         self._stream = None if vocabulary is None else TextStream(vocabulary, shows, prompt_ids)
         self._of_prompt: TextStream | None = None
+        half = b""
         if vocabulary is not None and echo:
-            self._of_prompt = TextStream(vocabulary, replace(shows, echo=False))
-        self._waits = Utf8Decoder()  # for the rest of a character
+            self._of_prompt = TextStream(vocabulary, shows.but(echo=False))
+        elif vocabulary is not None:
+            spaces = params.spaces_between_special_tokens
+            self._offset, half = _end_of(tuple(prompt_ids), vocabulary, params.skip_special_tokens, spaces)
+        self._waits = Utf8Decoder(half)  # for the rest of a character
 
     def of_prompt(self, prompt_ids: Sequence[int], said: Logprobs) -> dict[str, list[Any]]:
         """The lists of the prompt's tokens, which come first with echo; nothing is said of the first."""
@@ -116,6 +127,23 @@ class Legacy:
         for other, value in pairs(*said.top_of(i), self._top):
             entries.setdefault(self._texts.text(other, "bytes:"), value)
         return dict(sorted(entries.items(), key=lambda entry: -entry[1]))
+
+
+@lru_cache(maxsize=8)  # the choices of one prompt ask the same
+def _end_of(ids: tuple[int, ...], vocabulary: TokenBytes, hides: bool, spaces: bool) -> tuple[int, bytes]:
+    """How many characters a prompt has as echo shows it, and the bytes of the one that it does not finish.
+
+    Ids without text, which only echo refuses, have none.
+    """
+    texts = TokenTexts(vocabulary, hides)
+    known = [token_id for token_id in ids if texts.data(token_id) is not None]
+    shows = SamplingParams(skip_special_tokens=hides, spaces_between_special_tokens=spaces)
+    tail = b""
+    for token_id in reversed(known):
+        if texts.is_special(token_id) or len(tail) > 3:
+            break
+        tail = (texts.data(token_id) or b"") + tail
+    return len(text_of_prompt(vocabulary, shows, known)), pending_of_bytes(tail)
 
 
 def chat_logprobs(texts: TokenTexts, token_ids: Sequence[int], said: Logprobs, top: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Figures for Prometheus: requests and their times as they end, and the engine's own as they are read."""
+"""Figures for Prometheus: of requests and steps as they go, and the engine's own as they are read."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from klero.engine import Engine, RequestOutput
+from klero.engine.times import RequestClock
+from klero.finish import FinishReason
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 OUTCOMES = ("answered", "refused", "busy", "failed", "left")
+REASONS = tuple(str(reason) for reason in FinishReason)
 _TO_FIRST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _BETWEEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_STEP = (*_BETWEEN, 5, 10, 30, 60)
 
 
 class Metrics:
-    """The figures of one server, in a registry of its own."""
+    """The figures of one server, in a registry of its own. An `Observer` of its engine."""
 
     def __init__(self) -> None:
         self.registry = own = CollectorRegistry()
@@ -25,45 +29,61 @@ class Metrics:
             "klero_requests", "HTTP requests, by route and outcome.", ["route", "outcome"], registry=own
         )
         self._open = Gauge("klero_http_requests_running", "HTTP requests that are being answered.", registry=own)
-        self._prompt = Counter("klero_prompt_tokens", "Tokens of prompts that were answered.", registry=own)
+        self._prompt = Counter("klero_prompt_tokens", "Tokens of prompts that began to run.", registry=own)
         self._cached = Counter("klero_prompt_tokens_cached", "Those of them that were cached.", registry=own)
+        self._choices = Counter("klero_choices", "Choices that have ended, by reason.", ["reason"], registry=own)
+        self._ends = {reason: self._choices.labels(reason) for reason in REASONS}
 
         def seconds(name: str, text: str, buckets: Sequence[float] = _TO_FIRST) -> Histogram:
             return Histogram(name, text, buckets=buckets, registry=own)
 
+        self._steps = seconds("klero_step_duration_seconds", "Of a step of the engine, all its parts.", _STEP)
         self._queued = seconds("klero_queue_seconds", "From the request until it first ran.")
         self._to_first = seconds("klero_time_to_first_token_seconds", "From the request until its first token.")
-        self._whole = seconds("klero_request_seconds", "From the request until its last token.")
+        self._whole = seconds("klero_request_seconds", "From the request until its end, however it ended.")
         self._between = seconds(
             "klero_time_per_token_seconds", "Between tokens of a choice, the mean of each request.", _BETWEEN
         )
 
     def watch(self, engine: Engine) -> None:
-        """Tell of this engine from now on."""
+        """Tell of this engine from now on; it tells of its steps and requests as they go."""
+        engine.times.observer = self
         self.registry.register(_EngineCollector(engine))
 
     def began(self) -> None:
         """Count an HTTP request that begins."""
         self._open.inc()
 
-    def ended(self, route: str, outcome: str) -> None:
+    def closed(self, route: str, outcome: str) -> None:
         """Count an HTTP request that has ended, one of OUTCOMES."""
         self._open.dec()
         self._requests.labels(route, outcome).inc()
 
-    def answered(self, output: RequestOutput) -> None:
-        """Take the times and tokens of a prompt that was answered."""
+    def stepped(self, seconds: float) -> None:
+        """Take the time of a step."""
+        self._steps.observe(seconds)
+
+    def started(self, clock: RequestClock) -> None:
+        """Take the tokens of a prompt that begins to run, and how long it waited."""
+        assert clock.started is not None
+        self._prompt.inc(clock.num_prompt_tokens)
+        self._cached.inc(clock.num_cached_tokens)
+        self._queued.observe(clock.started - clock.arrived)
+
+    def drew(self, clock: RequestClock) -> None:
+        """Take the time to a first token, as soon as it is there."""
+        assert clock.first_token is not None
+        self._to_first.observe(clock.first_token - clock.arrived)
+
+    def ended(self, output: RequestOutput) -> None:
+        """Take the times and reasons of a prompt whose choices have ended, well or not."""
         cost = output.metrics
-        self._prompt.inc(cost.num_prompt_tokens)
-        self._cached.inc(cost.num_cached_tokens)
         self._whole.observe(cost.seconds_total)
-        if cost.seconds_queued is not None:
-            self._queued.observe(cost.seconds_queued)
-        if cost.seconds_to_first_token is not None:
-            self._to_first.observe(cost.seconds_to_first_token)
-            longest = max(len(choice.token_ids) for choice in output.outputs)
-            if longest > 1:
-                self._between.observe((cost.seconds_total - cost.seconds_to_first_token) / (longest - 1))
+        for choice in output.outputs:
+            self._ends[choice.finish_reason].inc()
+        longest = max(len(choice.token_ids) for choice in output.outputs)
+        if cost.seconds_to_first_token is not None and longest > 1:
+            self._between.observe((cost.seconds_total - cost.seconds_to_first_token) / (longest - 1))
 
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""

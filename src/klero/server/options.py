@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from klero.errors import OptionError
+from klero.params.json_text import MAX_BYTES
 
 COUNTS = (
-    "max_body_bytes", "max_prompts", "max_n", "max_choices", "max_stop", "max_logit_bias", "max_concurrency",
+    "max_body_bytes", "max_prompts", "max_n", "max_choices", "max_stop", "max_logit_bias", "max_schema_bytes",
+    "max_concurrency",
 )  # fmt: skip
 SECONDS = ("drain_timeout", "step_timeout", "read_timeout", "keep_alive")
 
@@ -22,11 +24,13 @@ class ServerOptions:
     served_model_name: what clients call the model; None: what it was loaded by.
     max_body_bytes: of a request. max_prompts: of a request; max_n: choices of a prompt; max_choices: of a request in
     all. max_stop: stop strings. max_logit_bias: entries. max_logprobs: most likely tokens beside each; -1: no limit,
-    and a request may ask for every token (-1). max_concurrency: requests at a time; more are told to come again.
+    and a request may ask for every token (-1). max_schema_bytes: of a JSON schema, a regular expression, a grammar or
+    choices; 262,144 is the most, as `SamplingParams` takes no more. max_concurrency: requests at a time; more are told
+    to come again.
     drain_timeout: seconds that running requests get to end once the server is told to stop. step_timeout: seconds after
     which a step counts as hung. read_timeout: seconds that a client may take to send its request, or to read what it is
     sent. keep_alive: seconds of silence in a stream before a comment is sent.
-    log_prompts: whether what is logged may hold what clients sent.
+    log_prompts: log every body that clients send, and what unexpected exceptions say; else neither is logged.
     """
 
     host: str = "127.0.0.1"
@@ -40,6 +44,7 @@ class ServerOptions:
     max_stop: int = 64
     max_logit_bias: int = 4096
     max_logprobs: int = 100
+    max_schema_bytes: int = MAX_BYTES
     max_concurrency: int = 1024
     drain_timeout: float = 30.0
     step_timeout: float = 120.0
@@ -52,6 +57,8 @@ class ServerOptions:
             value = getattr(self, name)
             if not _is_integer(value) or value < 1:
                 raise OptionError(f"{name}={value!r}: must be an integer >= 1")
+        if self.max_schema_bytes > MAX_BYTES:
+            raise OptionError(f"max_schema_bytes={self.max_schema_bytes!r}: must be at most {MAX_BYTES}")
         if not _is_integer(self.port) or not 0 <= self.port <= 65535:
             raise OptionError(f"port={self.port!r}: must be an integer in [0, 65535]; 0: one that is free")
         if not _is_integer(self.max_logprobs) or self.max_logprobs < -1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from klero.engine import chat as chats
 from klero.errors import Fault, ModelError, RequestError
@@ -16,12 +17,38 @@ if TYPE_CHECKING:
     from klero.engine import LLM
     from klero.engine.admission import Limits
 
+LONG_TEXT = 2**16  # characters
 ARGUMENTS = ("tools", "chat_template_kwargs", "messages")
 
 
-def as_ids(prompt: str | list[int], llm: LLM) -> list[int]:
-    """The token ids of a prompt. RequestError for a text that cannot be read."""
-    return list(llm.tokenize(prompt)) if isinstance(prompt, str) else prompt
+_LONGEST: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+
+def as_ids(prompt: str | list[int], llm: LLM, *, whole: bool = False) -> list[int]:
+    """The token ids of a prompt. RequestError for a text that cannot be read.
+
+    whole: all of it must fit. What is far too long is refused unread then, as reading it may take ten seconds.
+    """
+    if not isinstance(prompt, str):
+        return prompt
+    if whole and len(prompt) > LONG_TEXT and (longest := _longest_token(llm)):
+        least, (most, what) = len(prompt.encode()) // longest, context_of(llm.engine.limits)
+        if least >= most:
+            raise RequestError(f"{len(prompt)} characters are more than {least} tokens, and {what}; shorten it")
+    return list(llm.tokenize(prompt))
+
+
+def _longest_token(llm: LLM) -> int:
+    """Bytes of text that a token stands for at most; 0: nobody knows, as the tokenizer changes text before it reads it.
+
+    A tokenizer of bytes without a normalizer leaves nothing out, and its vocabulary has a character for each byte.
+    """
+    if llm not in _LONGEST:
+        backend = getattr(llm.tokenizer, "backend_tokenizer", None)
+        parts = (str(getattr(backend, "pre_tokenizer", "")), getattr(backend, "normalizer", ""))
+        plain = "ByteLevel" in parts[0] and parts[1] is None
+        _LONGEST[llm] = max(map(len, llm.tokenizer.get_vocab()), default=0) if plain else 0
+    return _LONGEST[llm]
 
 
 class Rendered(NamedTuple):
@@ -63,9 +90,11 @@ def _uses(llm: LLM, word: str, tools: list[dict[str, Any]] | None) -> bool:
 def as_template_has_it(message: Message) -> dict[str, Any]:
     """A message as chat templates read it: the arguments of calls as objects, which they write in their own way."""
     given = {**message.model_dump(exclude_none=True), "content": message.content}
+    if not message.tool_calls:
+        given.pop("tool_calls", None)  # templates look whether there is a list, not whether anything is in it
     for call in given.get("tool_calls", ()):
         try:
-            arguments = json.loads(call["function"]["arguments"])
+            arguments = json.loads(call["function"]["arguments"] or "{}")
         except (ValueError, RecursionError):
             continue  # what the model wrote, as it wrote it
         if isinstance(arguments, dict):

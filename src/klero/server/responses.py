@@ -82,7 +82,7 @@ class Extras(Said):
 
 
 class LegacyLogprobs(Said):
-    """Four lists with an entry for each token; text_offset: where it begins in the choice's text."""
+    """Four lists with an entry for each token; text_offset: where it begins in prompt and output."""
 
     tokens: list[str]
     token_logprobs: list[float | None]

@@ -6,85 +6,64 @@ OpenAI's fields are all known: what changes nothing here is taken, what a client
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    StringConstraints,
-    WithJsonSchema,
-    model_validator,
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, StringConstraints, WithJsonSchema
+
+from klero.server.fields import (
+    FIELDS,
+    ID,
+    IDS,
+    SCHEMA,
+    TAG,
+    TOGETHER,
+    TRUE,
+    Refused,
+    Schema,
+    given,
+    integer,
+    nullable,
+    unless,
 )
-
-from klero.server.fields import FIELDS, ID, IDS, Refused, Schema, integer, nullable
-from klero.server.responses import (
-    ChatCompletionChunk,
-    ChatCompletionResponse,
-    CompletionChunk,
-    CompletionResponse,
-    DetokenizeResponse,
-    ErrorResponse,
-    Health,
-    ModelCard,
-    ModelList,
-    TokenizeResponse,
+from klero.server.messages import (
+    CHOICE,
+    LABEL,
+    MOST_MESSAGES,
+    MOST_TOOLS,
+    Label,
+    Message,
+    Named,
+    Strict,
+    Templated,
+    Tool,
+    choice_of,
+    listed,
 )
 
 __all__ = [
     "Body",
-    "ChatCompletionChunk",
     "ChatCompletionRequest",
-    "ChatCompletionResponse",
-    "CompletionChunk",
     "CompletionRequest",
-    "CompletionResponse",
     "DetokenizeRequest",
-    "DetokenizeResponse",
-    "ErrorResponse",
-    "Health",
     "Message",
-    "ModelCard",
-    "ModelList",
     "Named",
     "Strict",
     "TokenizeRequest",
-    "TokenizeResponse",
     "in_line",
-    "request_body",
 ]
 
-LABEL = 256
-MOST_FIELDS, MOST_MESSAGES, MOST_TOOLS = 256, 8192, 512  # so that what is wrong with them can be told
-NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 
-
-class Strict(BaseModel):
-    """No field but those named, and no value turned into another type."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
-
-    @model_validator(mode="before")
-    @classmethod
-    def _few(cls, value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > MOST_FIELDS:
-            raise ValueError(f"has {len(value)} fields, and there are not as many to know")
-        return value
-
-
-def _shown(schema: Schema, *hidden: str) -> ConfigDict:
-    """A model whose schema has these properties and the fields of SamplingParams too."""
+def _shown(schema: Schema, *hidden: str, rules: list[Schema]) -> ConfigDict:
+    """A model whose schema has these properties and the fields of SamplingParams too. rules: between fields."""
 
     def add(whole: dict[str, Any]) -> None:
         properties = whole["properties"]
         whole["properties"] = {**properties, **{n: s for n, s in (FIELDS | schema).items() if n not in hidden}}
+        whole["allOf"] = rules
 
     return ConfigDict(json_schema_extra=add)
 
 
-Label = Annotated[str, StringConstraints(max_length=LABEL)]
 Salt = Annotated[str, StringConstraints(min_length=1, max_length=LABEL)]
 
 
@@ -114,12 +93,12 @@ def _prompts(value: Any) -> list[str | list[int]]:
     if isinstance(value, str) or _are_ids(value):
         return [value]
     if not isinstance(value, list) or not value or not all(isinstance(one, str) or _are_ids(one) for one in value):
-        raise ValueError("must be a text, a list of token ids (integers), or a list of at least one of these")
+        raise ValueError("must be a text, a list of token ids (integers >= 0), or a list of at least one of these")
     return value
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+    return isinstance(value, list) and bool(value) and all(type(item) is int and item >= 0 for item in value)
 
 
 class StreamOptions(Strict):
@@ -148,37 +127,36 @@ def _format(value: Any) -> dict[str, Any]:
 def _schema_of(value: Any) -> Any:
     if not isinstance(value, Mapping) or not isinstance(value.get("schema"), Mapping | bool):
         raise ValueError('json_schema must be {"name": text, "schema": a JSON schema}')
-    if unknown := set(value) - {"name", "description", "schema", "strict"}:
+    if unknown := set(value) - {"schema", *BESIDE_SCHEMA}:
         raise ValueError(f"{sorted(unknown)[0]!r:.40} is not known in json_schema")
+    for name, (kind, what) in BESIDE_SCHEMA.items():
+        if not isinstance(value.get(name), kind | None):
+            raise ValueError(f"json_schema.{name} must be {what}")
     return value["schema"]
 
 
-FORMAT: Schema = {
-    "anyOf": [
-        {"type": "object", "properties": {"type": {"enum": ["text", "json_object"]}}, "required": ["type"]},
-        {
-            "type": "object",
-            "properties": {
-                "type": {"const": "json_schema"},
-                "json_schema": {
-                    "type": "object",
-                    "properties": {
-                        "name": {"type": "string"}, "description": {"type": "string"}, "strict": {"type": "boolean"},
-                        "schema": {"anyOf": [{"type": "object"}, {"type": "boolean"}]},
-                    },
-                    "required": ["schema"],
-                },
-            },
-            "required": ["type", "json_schema"],
-        },
-        {
-            "type": "object",
-            "properties": {"type": {"const": "structural_tag"}, "structures": {"type": "array"},
-                           "triggers": {"type": "array"}},
-            "required": ["type", "structures", "triggers"],
-        },
-    ]
+BESIDE_SCHEMA: dict[str, tuple[type, str]] = {
+    "name": (str, "a text"), "description": (str, "a text"), "strict": (bool, "true or false"),
 }  # fmt: skip
+_BESIDE: Schema = {name: {"type": [kind, "null"]} for name, kind in
+                   (("name", "string"), ("description", "string"), ("strict", "boolean"))}  # fmt: skip
+
+
+def _kind(kind: str, **properties: Schema) -> Schema:
+    """One kind of response_format: what it must have, and nothing else."""
+    return {"type": "object", "properties": {"type": {"const": kind}, **properties},
+            "required": ["type", *properties], "additionalProperties": False}  # fmt: skip
+
+
+FORMAT: Schema = {"oneOf": [
+    _kind("text"),
+    _kind("json_object"),
+    _kind("json_schema", json_schema={
+        "type": "object", "properties": {"schema": SCHEMA, **_BESIDE}, "required": ["schema"],
+        "additionalProperties": False,
+    }),
+    _kind("structural_tag", **{name: TAG["properties"][name] for name in ("structures", "triggers")}),
+]}  # fmt: skip
 
 
 class Body(Strict):
@@ -204,113 +182,13 @@ class Body(Strict):
 class CompletionRequest(Body):
     """The body of /v1/completions. Unknown fields are refused."""
 
-    model_config = _shown({"max_tokens": integer(0, "Most tokens of a choice. Default 16.")})
+    model_config = _shown({"max_tokens": integer(0, "Most tokens of a choice. Default 16.")}, rules=TOGETHER)
 
     prompt: Annotated[Any, PlainValidator(_prompts), WithJsonSchema(PROMPT)]
     best_of: Annotated[
         int | None, WithJsonSchema(integer(1, "Only what n is: no choices are made to be thrown away."))
     ] = None
     suffix: Annotated[Any, Refused("text is only continued here, never filled in")] = None
-
-
-class TextPart(Strict):
-    """A part of a message's content."""
-
-    type: Literal["text"]
-    text: str
-
-
-class CalledFunction(Strict):
-    """Which function was called. arguments: JSON."""
-
-    name: str
-    arguments: str
-
-
-class MadeCall(Strict):
-    """A call that the assistant made in an earlier turn."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-
-def _content(value: Any) -> Any:
-    """A text, or parts of texts, as one text."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise ValueError("must be a text, or a list of parts {'type': 'text', 'text': ...}")
-    return "".join(TextPart.model_validate(part).text for part in value)
-
-
-CONTENT: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": {
-    "type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"], "additionalProperties": False}}]}  # fmt: skip
-
-
-class Message(Strict):
-    """One message of a conversation, as the chat template gets it."""
-
-    role: Annotated[str, StringConstraints(min_length=1, max_length=64)]
-    content: Annotated[Any, PlainValidator(_content), WithJsonSchema(nullable(CONTENT, "Text."))] = None
-    name: Label | None = None
-    tool_calls: Annotated[list[MadeCall], Field(max_length=MOST_TOOLS)] | None = None
-    tool_call_id: Label | None = None
-    reasoning_content: str | None = None
-    refusal: Annotated[Any, Refused("a refusal is content here")] = None
-    annotations: Annotated[Any, Refused("there are no annotations here", [])] = None
-    audio: Annotated[Any, Refused("only text is served")] = None
-    function_call: Annotated[Any, Refused("is OpenAI's older way; use tool_calls")] = None
-
-
-class Function(Strict):
-    """A function that the model may call. parameters: a JSON schema."""
-
-    name: Annotated[str, StringConstraints(pattern=NAME)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(Strict):
-    """A tool; only functions are known."""
-
-    type: Literal["function"]
-    function: Function
-
-
-class Named(NamedTuple):
-    """The one function that must be called."""
-
-    name: str
-
-
-def _choice(value: Any) -> str | Named:
-    """tool_choice: a word, or the function named."""
-    if value in ("none", "auto", "required") and isinstance(value, str):
-        return value
-    named = value.get("function") if isinstance(value, Mapping) and value.get("type") == "function" else None
-    if not isinstance(named, Mapping) or not isinstance(named.get("name"), str) or len(value) > 2 or len(named) > 1:
-        raise ValueError(
-            "must be 'none', 'auto', 'required' or {'type': 'function', 'function': {'name': ...}}"
-        )
-    return Named(named["name"])
-
-
-CHOICE: Schema = {"anyOf": [{"enum": ["none", "auto", "required"]}, {
-    "type": "object", "required": ["type", "function"], "properties": {
-        "type": {"const": "function"}, "function": {
-            "type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}}}]}  # fmt: skip
-
-
-class Templated(Strict):
-    """What makes a prompt of a conversation."""
-
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
-    add_generation_prompt: Annotated[bool | None, Field(description="Open the assistant's turn. Default true.")] = None
-    chat_template_kwargs: Annotated[dict[str, Any] | None, Field(description="More for the chat template.")] = None
 
 
 class ChatCompletionRequest(Body, Templated):
@@ -320,6 +198,11 @@ class ChatCompletionRequest(Body, Templated):
         {"max_completion_tokens": integer(0, "The same as max_tokens."),
          "max_tokens": integer(0, "Most tokens of a choice; unset: as many as fit.")},
         "logprobs", "echo",
+        rules=[
+            *TOGETHER,
+            unless("top_logprobs", 0, beside=[given("logprobs", TRUE)]),
+            unless("tool_choice", "none", beside=[given("tools", {"type": "array", "minItems": 1})]),
+        ],
     )  # fmt: skip
 
     logprobs: bool | None = None
@@ -327,7 +210,7 @@ class ChatCompletionRequest(Body, Templated):
         Any, WithJsonSchema(integer(0, "So many of the most likely tokens beside each; needs logprobs.", 20))
     ] = None
     tool_choice: Annotated[
-        Any, PlainValidator(_choice), WithJsonSchema(nullable(CHOICE, "Whether tools are called."))
+        Any, PlainValidator(choice_of), WithJsonSchema(nullable(CHOICE, "Whether tools are called."))
     ] = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[Label | None, Field(description="Goes to the chat template, which must use it.")] = None
@@ -350,14 +233,27 @@ class ChatCompletionRequest(Body, Templated):
     function_call: Annotated[Any, Refused("is OpenAI's older way; use tool_choice")] = None
 
 
+def _alone(name: str, *others: str) -> Schema:
+    """A field is there, and the others are not."""
+    part = given(name)
+    return {**part, "properties": {**part["properties"], **{other: {"enum": [None]} for other in others}}}
+
+
 class TokenizeRequest(Strict):
     """The body of /tokenize: a prompt, or messages with what their template takes."""
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": [
+        _alone("prompt", "messages", "tools", "add_generation_prompt", "chat_template_kwargs"),
+        _alone("messages", "prompt", "add_special_tokens"),
+    ]})  # fmt: skip
 
     model: str | None = None
     prompt: str | None = None
     add_special_tokens: Annotated[bool | None, Field(description="As the tokenizer does. Default true.")] = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
+    messages: Annotated[
+        list[Message], Field(min_length=1, max_length=MOST_MESSAGES), listed(Message, 1, MOST_MESSAGES)
+    ] | None = None  # fmt: skip
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS), listed(Tool, 0, MOST_TOOLS)] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -368,11 +264,6 @@ class DetokenizeRequest(Strict):
     model: str | None = None
     tokens: Annotated[list[int], Field(fail_fast=True), WithJsonSchema({"type": "array", "items": ID})]
     skip_special_tokens: Annotated[bool | None, Field(description="Hide special tokens. Default false.")] = None
-
-
-def request_body(model: type[BaseModel]) -> dict[str, Any]:
-    """What OpenAPI says of a route whose body this is: its schema in line, as the route reads the body itself."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": in_line(model)}}}}
 
 
 def in_line(model: type[BaseModel]) -> dict[str, Any]:

@@ -7,11 +7,11 @@ import logging
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from klero.engine import AsyncLLM
 from klero.server.answers import fingerprint_of
-from klero.server.errors import ApiError, unavailable
+from klero.server.errors import ApiError, queue_full, unavailable
 from klero.server.metrics import Metrics
 from klero.server.options import ServerOptions
 
@@ -31,10 +31,8 @@ class Service:
         self.created, self.fingerprint = int(time.time()), ""
         self.state, self.why = "loading", "the model is being loaded"
         self._llm: AsyncLLM | None = None
-        self.num_running = 0  # requests that are being answered, to the last byte
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._tasks: set[asyncio.Task[object]] = set()  # those of them that the engine works for
+        self.num_running = 0  # requests that are being answered, until the transport has the last byte
+        self._tasks: set[asyncio.Task[object]] = set()  # those that wait for something, and can be ended
         self._end: ApiError | None = None  # what requests that run are told, once they are ended from here
 
     def open(self, llm: AsyncLLM) -> None:
@@ -51,21 +49,25 @@ class Service:
             raise unavailable(self.why)
         return self._llm
 
+    def check(self) -> None:
+        """ApiError 503 unless requests are taken."""
+        _ = self.llm
+
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Answer a request, from its headers to the last byte: draining waits for it."""
+        """Answer a request, from its headers on: draining waits for it. ApiError 429 where too many are."""
+        if self.num_running >= self.options.max_concurrency:
+            raise queue_full()
         self.num_running += 1
-        self._idle.clear()
         try:
             yield
         finally:
             self.num_running -= 1
-            if not self.num_running:
-                self._idle.set()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Have the engine work for a request, in this task. ApiError 503 where the server ends it."""
+        """Wait for something in this task that may take long: a body, a thread, the engine. ApiError 503 where the
+        server ends it."""
         task = asyncio.current_task()
         assert task is not None
         if self._end is not None:
@@ -98,11 +100,10 @@ class Service:
         for task in self._tasks:
             task.cancel()
 
-    async def idle(self, timeout: float) -> bool:
-        """Wait until no request is answered; False if some still are after so many seconds."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), timeout)
-        return not self.num_running
+    def note_body(self, path: str, request_id: str, body: bytes) -> None:
+        """Log what a client has sent, in one line, where that is asked for."""
+        if self.options.log_prompts:
+            log.info("%s %s %r", path, request_id, body.decode("utf-8", "replace"))
 
     def note(self, error: BaseException) -> None:
         """Log what was nobody's wish: the engine's own words; of an exception that nobody expected where it was raised,

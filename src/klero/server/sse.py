@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any
 
 from starlette.responses import Response
 
-from klero.server.answers import Answer, dump
+from klero.engine import Delta, RequestOutput
+from klero.server.answers import Answer, dump, in_pieces
 from klero.server.asked import Asked
 from klero.server.errors import ApiError, error_of
 from klero.server.guard import OUTCOME
@@ -18,37 +20,63 @@ from klero.server.streams import Streams
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
+BUNCH = 8  # deltas that are told at once; between two bunches other streams have their turn
+LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in "\u0085\u2028\u2029"}
+"""What JSON lets stand as it is, and many clients take for the end of a line."""
 
 
 def event(value: Mapping[str, Any]) -> bytes:
     """One event."""
-    return b"data: " + dump(value) + b"\n\n"
+    return _line(dump(value))
 
 
-async def events(service: Service, asked: Asked, answer: Answer, streams: Streams) -> AsyncGenerator[bytes, None]:
+def _line(data: bytes) -> bytes:
+    """An event of JSON, in one line for every client."""
+    if not data.isascii():
+        for end, escaped in LINE_ENDS.items():
+            data = data.replace(end, escaped)
+    return b"data: " + data + b"\n\n"
+
+
+async def events(asked: Asked, answer: Answer, streams: Streams) -> AsyncGenerator[bytes, None]:
     """Yield the events of streams that were started: chunks as they come, the usage if asked for, and the end.
 
-    Each step's news of a prompt come at once. Raises what ends one of them before its end.
+    News of a prompt that came together are told together, BUNCH at a time. Raises what ends one before its end.
     """
-    outputs = {}
-    async for place, deltas in streams.read():
-        chunks, refused = list[dict[str, Any]](), None
-        try:
-            for delta in deltas:
-                chunks += answer.chunks(place, delta)
-        except ApiError as error:  # what came before it is said first
-            refused = error
-        if not deltas:
-            outputs[place] = output = streams.output(place)
-            service.metrics.answered(output)
-            chunks = answer.ended(place, output)
-        if chunks:
-            yield b"".join(event(chunk) for chunk in chunks)
-        if refused is not None:
-            raise refused
+    outputs = dict[int, RequestOutput]()
+    async with contextlib.aclosing(streams.read()) as news:
+        async for place, deltas in news:
+            for i in range(0, len(deltas), BUNCH):
+                if i:
+                    await asyncio.sleep(0)
+                data, refused = _told(answer, place, deltas[i : i + BUNCH])
+                if data:
+                    yield data
+                if refused is not None:
+                    raise refused
+            if not deltas:
+                outputs[place] = output = streams.output(place)
+                if answer.holds(place):
+                    yield await asyncio.to_thread(_joined, answer.ended(place, output))
     if asked.include_usage:
         yield event(answer.usage_chunk([outputs[place] for place in sorted(outputs)]))
     yield DONE
+
+
+def _told(answer: Answer, place: int, deltas: Sequence[Delta]) -> tuple[bytes, ApiError | None]:
+    """The events of deltas, and what ends the stream behind them."""
+    told = list[bytes]()
+    try:
+        for delta in deltas:
+            told += map(event, answer.chunks(place, delta))
+    except ApiError as error:  # what came before it is said first
+        return b"".join(told), error
+    return b"".join(told), None
+
+
+def _joined(chunks: Iterable[Mapping[str, Any]]) -> bytes:
+    """The events of chunks that were held, each of which may be long."""
+    return b"".join(_line(b"".join(in_pieces(chunk))) for chunk in chunks)
 
 
 class EventStream(Response):
@@ -62,14 +90,20 @@ class EventStream(Response):
 
     def __init__(self, service: Service, asked: Asked, answer: Answer, streams: Streams) -> None:
         self._service, self._asked, self._streams = service, asked, streams
-        self._events = events(service, asked, answer, streams)
+        self._events = events(asked, answer, streams)
         self.status_code, self.background = 200, None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._last = time.monotonic()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send it until its end, or until the client leaves."""
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await self._while_here(scope, receive, send)
+        finally:
+            await self._streams.close()  # nothing may have been read of them
+
+    async def _while_here(self, scope: Any, receive: Any, send: Any) -> None:
         sends = asyncio.create_task(self._run(scope, send))
         gone = asyncio.create_task(until_gone(receive))
         keeps = asyncio.create_task(self._keep_alive(send))
@@ -79,7 +113,6 @@ class EventStream(Response):
                 scope[OUTCOME] = "left"
         finally:
             await ended(sends, gone, keeps)
-            await self._streams.close()  # `sends` may never have begun
         if not sends.cancelled():
             sends.result()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from klero.engine import AsyncLLM, Delta, DeltaStream, RequestOutput
 from klero.engine.prompts import Prompt
@@ -40,13 +40,16 @@ class Streams:
 
     async def start(self) -> None:
         """Let every prompt in; the first error, by the order of the prompts, is raised."""
-        results = await asyncio.gather(*(stream.start() for stream in self._streams), return_exceptions=True)
-        error = next((result for result in results if isinstance(result, BaseException)), None)
-        if error is not None:
+        try:
+            results = await asyncio.gather(*(stream.start() for stream in self._streams), return_exceptions=True)
+            error = next((result for result in results if isinstance(result, BaseException)), None)
+            if error is not None:
+                raise error
+        except BaseException:
             await self.close()
-            raise error
+            raise
 
-    async def read(self) -> AsyncIterator[tuple[int, list[Delta]]]:
+    async def read(self) -> AsyncGenerator[tuple[int, list[Delta]], None]:
         """Yield (place of the prompt, its news) as it comes, and (place, []) once that prompt has ended.
 
         Raises what ends one before.

@@ -5,137 +5,21 @@ What cannot be done is refused. What looks like a call and is none stays text.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from klero.engine import chat as chats
 from klero.errors import Fault, ParameterError
 from klero.finish import Finish, FinishReason, TokenBytes
 from klero.params import SamplingParams
+from klero.server.call_forms import FORMS, GUIDED, INNER_MARKS, Call, Form, form_of
 from klero.server.schemas import ChatCompletionRequest, Named
 
 if TYPE_CHECKING:
     from klero.engine import LLM
 
-
-class Call(NamedTuple):
-    """One call. arguments: JSON text."""
-
-    name: str
-    arguments: str
-
-
-Parse = Callable[[str, frozenset[str]], list[Call] | None]
-
-
-class Form(NamedTuple):
-    """How a model writes calls: between a begin and an end, or as its whole answer where begin is "".
-
-    with_end: the end belongs to what is read. declared: what a template of this form holds; not: what none of it holds.
-    tag: begin of one call up to its arguments, as a format string with the name, and what follows them; "" for none.
-    """
-
-    name: str
-    begin: str
-    end: str
-    parse: Parse
-    declared: tuple[str, ...] = ()
-    undeclared: tuple[str, ...] = ()
-    with_end: bool = False
-    tag: tuple[str, str] | None = None
-
-
-def _call(value: Any, names: frozenset[str], key: str) -> Call | None:
-    """One call out of its JSON; None if it is none, or of a function that nobody named."""
-    if not isinstance(value, dict) or set(value) - {"id"} != {"name", key}:
-        return None
-    name, arguments = value["name"], value[key]
-    if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):
-        return None
-    return Call(name, json.dumps(arguments, ensure_ascii=False))
-
-
-def _read(text: str) -> Any:
-    """The value of a JSON text; None for what is none."""
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _refuse(word: str) -> Any:
-    raise ValueError(f"{word} is no number of JSON")
-
-
-def _one(text: str, names: frozenset[str]) -> list[Call] | None:
-    """{"name": ..., "arguments": {...}}"""
-    call = _call(_read(text), names, "arguments")
-    return None if call is None else [call]
-
-
-def _list(text: str, names: frozenset[str]) -> list[Call] | None:
-    """[{"name": ..., "arguments": {...}}, ...]"""
-    values = _read(text)
-    calls = [_call(value, names, "arguments") for value in values] if isinstance(values, list) else []
-    known = [call for call in calls if call is not None]
-    return known if known and len(known) == len(calls) else None
-
-
-def _named(text: str, names: frozenset[str]) -> list[Call] | None:
-    """name[ARGS]{...}, or name[CALL_ID]id[ARGS]{...}"""
-    head, mark, arguments = text.partition("[ARGS]")
-    name = head.partition("[CALL_ID]")[0].strip()
-    call = _call({"name": name, "arguments": _read(arguments)}, names, "arguments") if mark else None
-    return None if call is None else [call]
-
-
-def _parameters(text: str, names: frozenset[str]) -> list[Call] | None:
-    """{"name": ..., "parameters": {...}}; ..., which may stand behind <|python_tag|>."""
-    rest, calls = text.strip().removeprefix("<|python_tag|>").strip(), []
-    while rest:
-        try:
-            value, end = json.JSONDecoder(parse_constant=_refuse).raw_decode(rest)
-        except (ValueError, RecursionError):
-            return None
-        call = _call(value, names, "parameters")
-        rest = rest[end:].lstrip()
-        if call is None or (rest and not rest.startswith(";")):
-            return None
-        calls.append(call)
-        rest = rest[1:].lstrip()
-    return calls or None
-
-
-def _last(text: str, names: frozenset[str]) -> list[Call] | None:
-    """The JSON that a grammar held the answer to."""
-    return _one(text.strip(), names)
-
-
-HERMES = Form(
-    "hermes", "<tool_call>", "</tool_call>", _one, ("<tool_call>", "arguments"), ("<function=", "<arg_key>"),
-    tag=('<tool_call>\n{{"name": "{}", "arguments": ', "}\n</tool_call>"),
-)  # fmt: skip
-MISTRAL_NAMED = Form("mistral, with [ARGS]", "[TOOL_CALLS]", "}", _named, ("[TOOL_CALLS]", "[ARGS]"), with_end=True)
-MISTRAL = Form("mistral", "[TOOL_CALLS]", "]", _list, ("[TOOL_CALLS]",), ("[ARGS]",), with_end=True)
-LLAMA3 = Form("llama 3", "", "", _parameters, ("Environment: ipython", "parameters"))
-FORMS = (HERMES, MISTRAL_NAMED, MISTRAL, LLAMA3)
-"""Of several that a template declares the first counts."""
-
-INNER_MARKS = ("[ARGS]", "[CALL_ID]", "<|python_tag|>")
 _OBJECT = re.compile(r'\{\s*"name"')
-
-GUIDED = Form("guided", "", "", _last)
-"""Of an answer that a grammar holds to one call."""
-
-
-def form_of(template: str) -> Form | None:
-    """How a chat template says that calls are written; None for a way that is not known here."""
-    for form in FORMS:
-        if all(word in template for word in form.declared) and not any(word in template for word in form.undeclared):
-            return form
-    return None
 
 
 class Use(NamedTuple):

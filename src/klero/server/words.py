@@ -9,7 +9,7 @@ from klero.errors import Fault, ModelError, RequestError
 from klero.finish import TextStream
 from klero.params import SamplingParams
 from klero.server.bodies import parsed, unknown
-from klero.server.errors import bad_request, refusal_of
+from klero.server.errors import bad_request, model_not_found, refusal_of
 from klero.server.prompts import Rendered, rendered
 from klero.server.schemas import DetokenizeRequest, Strict, TokenizeRequest
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from klero.server.options import ServerOptions
 
 B = TypeVar("B", bound=Strict)
-OF_MESSAGES = ("tools", "add_generation_prompt", "chat_template_kwargs")
+BESIDE = {
+    "prompt": ("tools", "add_generation_prompt", "chat_template_kwargs"), "messages": ("add_special_tokens",),
+}  # fmt: skip
+"""What may be tokenized, and the fields that mean nothing beside it."""
 
 
 def tokenize_of(body: Mapping[str, Any], llm: LLM, options: ServerOptions) -> dict[str, Any]:
     """The answer of /tokenize. ApiError 400 for what cannot be read."""
-    request = _read(body, TokenizeRequest)
-    if (request.prompt is None) == (request.messages is None):
-        raise refusal_of([Fault("prompt", request.prompt, "give a prompt or messages, one of the two")])
-    beside = OF_MESSAGES if request.messages is None else ("add_special_tokens",)
-    faults = [
-        Fault(name, value, f"means nothing beside {'prompt' if request.messages is None else 'messages'}")
-        for name in beside
-        if (value := getattr(request, name)) is not None
-    ]
-    if faults:
-        raise refusal_of(faults)
+    request, faults = _read(body, TokenizeRequest)
+    given = [name for name in BESIDE if body.get(name) is not None]
+    if len(given) != 1:
+        faults.append(Fault("prompt", body.get("prompt"), "give a prompt or messages, one of the two"))
+    for name in BESIDE[given[0]] if len(given) == 1 else ():
+        if body.get(name) is not None:
+            faults.append(Fault(name, body[name], f"means nothing beside {given[0]}"))
+    _check(request.model, faults, options)
     ids = _ids_of(request, llm)
     return {"tokens": ids, "count": len(ids), "max_model_len": llm.engine.max_model_len}
 
@@ -57,15 +57,17 @@ def _ids_of(request: TokenizeRequest, llm: LLM) -> list[int]:
 
 def detokenize_of(body: Mapping[str, Any], llm: LLM, options: ServerOptions) -> dict[str, Any]:
     """The answer of /detokenize: the text that the engine would make of these tokens. ApiError 400 for ids without."""
-    request = _read(body, DetokenizeRequest)
-    vocabulary = llm.engine.vocabulary
+    request, faults = _read(body, DetokenizeRequest)
+    vocabulary, width = llm.engine.vocabulary, llm.engine.limits.vocab_size
+    outside = next((token_id for token_id in request.tokens if not 0 <= token_id < width), None)
+    if outside is not None:
+        rule = f"token ids must be in [0, {width - 1}], the width of the model's logits"
+        faults.append(Fault("tokens", outside, rule))
+    _check(request.model, faults, options)
     if vocabulary is None:
         raise bad_request("the model has no tokenizer, so its tokens have no text", "tokens")
     stream = TextStream(vocabulary, SamplingParams(skip_special_tokens=bool(request.skip_special_tokens)))
     for token_id in request.tokens:
-        if not 0 <= token_id < llm.engine.limits.vocab_size:
-            rule = f"token ids must be in [0, {llm.engine.limits.vocab_size - 1}], the width of the model's logits"
-            raise refusal_of([Fault("tokens", token_id, rule)])
         try:
             stream.push(token_id)
         except ModelError:
@@ -74,11 +76,16 @@ def detokenize_of(body: Mapping[str, Any], llm: LLM, options: ServerOptions) -> 
     return {"prompt": stream.text}
 
 
-def _read(body: Mapping[str, Any], model: type[B]) -> B:
-    """The fields of a body; null is silence. ApiError 400 with every fault."""
+def _read(body: Mapping[str, Any], model: type[B]) -> tuple[B, list[Fault]]:
+    """The fields of a body, and what is wrong with them; null is silence."""
     known = list(model.model_fields)
     request, faults = parsed({n: v for n, v in body.items() if n in known and v is not None}, model)
-    faults += unknown([(name, value) for name, value in body.items() if name not in known], known)
+    return request, faults + unknown([(name, value) for name, value in body.items() if name not in known], known)
+
+
+def _check(model: str | None, faults: list[Fault], options: ServerOptions) -> None:
+    """Raise ApiError: 400 with every fault, 404 for another model than the one that is served."""
     if faults:
         raise refusal_of(faults)
-    return request
+    if model not in (None, options.served_model_name or "klero"):
+        raise model_not_found(str(model))
