@@ -163,7 +163,9 @@ def test_a_client_that_never_reads_is_cut_off():
     def make():
         return toy(ToyModel(vocab_size=257, max_model_len=60_000), max_num_seqs=2)
 
-    with Live(make, read_timeout=0.3) as live:
+    live = Live(make, read_timeout=0.3)
+    live.server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)  # of its connections
+    with live:
         body = json.dumps(lots).encode()
         host, port = live.url.removeprefix("http://").split(":")
         with socket.socket() as client:

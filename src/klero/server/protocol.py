@@ -8,7 +8,7 @@ import fcntl
 import math
 import struct
 import termios
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -217,7 +217,7 @@ class _Cycle(RequestResponseCycle):
             await self.flow.drain()
         if not self.response_complete and (self.disconnected or self.transport.is_closing()):
             self.disconnected = True
-            self.scope[OUTCOME] = "left"  # type: ignore[typeddict-unknown-key]
+            cast(dict[str, Any], self.scope)[OUTCOME] = "left"
         elif message["type"] == "http.response.start":
             await self._begin(message)
         else:
@@ -238,8 +238,9 @@ class _Cycle(RequestResponseCycle):
         if self.more_body:
             self.keep_alive = True  # it is closed when it has read the answer: see on_response_complete
         if self._until_closed:
-            await super().send({**message, "more_body": True})
-            self.expected_content_length, message = 0, {"type": "http.response.body"}
+            await super().send(message | {"more_body": True})
+            self.expected_content_length = 0
+            message = message | {"body": b""}
         await super().send(message)
 
 
