@@ -16,6 +16,7 @@ from klero.engine import LLM, EngineOptions
 from klero.engine.models import fetch as models
 from klero.errors import ModelError, OptionError
 from klero.params import SamplingParams
+from klero.server import ServerOptions
 from klero.testing.models import ToyModel
 
 COMMANDS = ["generate", "explain", "score", "fetch", "models", "warmup", "bench"]
@@ -155,11 +156,33 @@ def test_bench_repeats_the_same_work():
 def test_bench_computes_every_prompt_in_every_run(tiny_model):
     """Though the prefix cache has them from the run before."""
     llm = LLM(tiny_model, block_size=4, num_blocks=64)
-    bench.measure(llm, "tiny", SamplingParams(), requests=3, prompt_tokens=9, new_tokens=2, repeat=2)
+    found = bench.measure(llm, "tiny", SamplingParams(), requests=3, prompt_tokens=9, new_tokens=2, repeat=2)
     assert llm.engine.times.num_tokens == 2 * 3 * (9 + 2 - 1)  # the last token is not computed
+    assert found.dtype == llm.engine.dtype == "float32"
 
 
 @pytest.mark.parametrize("option", ["--requests", "--prompt-tokens", "--new-tokens", "--repeat"])
 def test_bench_refuses_nothing(option):
     with pytest.raises(OptionError, match=f"{option}=0: must be at least 1"):
         run("bench", "nowhere", option, "0")
+
+
+SERVE = """m --host 0.0.0.0 --port 0 --max-n 3 --keep-alive 2 --log-prompts --max-num-waiting 5 --max-num-seqs 4
+--scheduling-policy priority --grammar-backend xgrammar --max-answer-bytes 9 --thinking-token-ids 5,6"""
+
+
+def test_serve_gives_each_option_its_place(monkeypatch):
+    told = []
+    monkeypatch.delenv("KLERO_API_KEY", raising=False)
+    monkeypatch.setattr("klero.cli.serve._serve", lambda *given, **_: told.append(given))
+    monkeypatch.setattr("klero.cli.serve._leave", lambda code: None)
+    run("serve")
+    run("serve", *SERVE.split(), KLERO_API_KEY="k")
+    (first, of_server, of_engine), (model, options, engine) = told
+    assert (first, of_server, model) == ("smollm2", ServerOptions(), "m")
+    assert options == ServerOptions(host="0.0.0.0", port=0, max_n=3, keep_alive=2.0, log_prompts=True, api_key="k")
+    assert None not in of_engine.values()
+    assert engine == of_engine | {
+        "max_num_waiting": 5, "scheduling_policy": "priority", "grammar_backend": "xgrammar", "max_answer_bytes": 9,
+        "max_num_seqs": 4, "thinking_token_ids": (5, 6),
+    }  # fmt: skip

@@ -216,7 +216,8 @@ def test_names_of_a_template_are_those_of_its_code():
     template = (
         "{# documents #} thinking {{ a.budget }}{{ x['effort'] }}"
         "{% if enable_thinking is defined %}{{ tools | tojson }}{% endif %}{% generation %}{% endgeneration %}"
+        "{% for m in messages %}{{ m }}{% endfor %}{% set date = date or 'today' %}"
     )
     names = chats.names_in(template)
-    assert {"enable_thinking", "tools", "a", "x"} <= names
-    assert names.isdisjoint({"documents", "thinking", "budget", "effort", ""})
+    assert {"enable_thinking", "tools", "a", "x", "messages", "date"} <= names
+    assert names.isdisjoint({"documents", "thinking", "budget", "effort", "", "m", "tojson", "defined"})

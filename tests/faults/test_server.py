@@ -1,4 +1,7 @@
-"""Cases from the field, kind server, and those of other kinds that a server can get wrong by itself."""
+"""Cases from the field, kind server, and those of other kinds that a server can get wrong by itself.
+
+ST-10 and LP-04 are about accepted runs of drafts. No body can ask for a draft, so that they have no test over HTTP.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("transformers")
 
 from tests.faults.served import CHAT, COMPLETIONS, END, OTHER_END, USER, WIDTH, Quick, ids
-from tests.server.live import toy
+from tests.server.live import OPTIONS, make_tokenizer
 
 from klero import SamplingParams
 from klero.engine import LLM
@@ -133,8 +136,10 @@ def test_SV_06_what_is_no_token_is_refused(stage, prompt):
 
 @pytest.fixture(scope="module")
 def narrow():
-    """A server with a context of 16."""
-    with Quick(lambda: toy(PagedToyModel(vocab_size=257, max_model_len=16))) as live:
+    """A server with a context of 16; the prompt of a conversation is its texts."""
+    tokenizer = make_tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}")
+    model = PagedToyModel(vocab_size=257, max_model_len=16)
+    with Quick(lambda: LLM(model, tokenizer=tokenizer, **OPTIONS)) as live:
         yield live
         live.all_free()
 
@@ -150,8 +155,7 @@ SV_07 = [
 def test_SV_07_prompt_and_answer_fit_together(narrow, path, num_prompt, max_tokens, right):
     body = {"prompt": [5] * num_prompt}
     if path == CHAT:
-        content = "x" * (num_prompt - len("[u]"))
-        body = {"messages": [{"role": "u", "content": content}], "add_generation_prompt": False}
+        body = {"messages": [{"role": "user", "content": "x" * num_prompt}]}
     if max_tokens is not None:
         body["max_tokens"] = max_tokens
     answer = narrow.post(path, body)

@@ -12,6 +12,7 @@ import pytest
 from tests.grammar.bytewise import BACKEND, allowed, follow, rule_of
 from tests.grammar.walks import BYTES, END, NUM_BYTES
 
+from klero.errors import GrammarError
 from klero.finish import TokenBytes
 from klero.grammar import LLGuidance, Source
 from klero.grammar.gbnf import lark_of_gbnf
@@ -269,3 +270,19 @@ def test_a_chain_of_rules_in_any_order_has_an_end(num_rules):
     with pytest.raises(ValueError, match="has no end"):
         lark_of_gbnf(endless)
     assert lark_of_gbnf(endless.replace(")+", ")*")).startswith("start: r0")
+
+
+def test_a_text_that_is_too_ambiguous_is_not_read_again(monkeypatch):
+    """It is so with any lexer: reading all of it again would hold up everybody's step, for seconds."""
+    backend = backend_of("a", "b", "</s>", special=[2])
+    grammar = backend.compile(Source("grammar", "start: e\ne: e e | /./"))
+    matcher, begun = grammar.matcher((2,)), []
+    monkeypatch.setattr(backend, "started", lambda *_: begun.append(1))
+    def follow_on():
+        for _ in range(400):
+            allowed(matcher)
+            matcher.accept(0)
+
+    with pytest.raises(GrammarError, match="Current row has 501 items"):
+        follow_on()
+    assert not begun

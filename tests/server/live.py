@@ -8,6 +8,7 @@ import threading
 import time
 
 import httpx2
+from tests.engine.gated import Gated
 
 from klero import AsyncLLM
 from klero.engine import LLM
@@ -37,6 +38,8 @@ def make_tokenizer(template=TEMPLATE):
 
 
 TOKENIZER = make_tokenizer()
+COMPLETIONS = "/v1/completions"
+LONG = {"prompt": "x", "max_tokens": 200, "ignore_eos": True, "seed": 1}
 OPTIONS = {"block_size": 4, "num_blocks": 512, "max_num_seqs": 16}
 
 
@@ -139,6 +142,46 @@ class Live:
             assert time.monotonic() < end, f"{engine.num_unfinished} requests are left"
             time.sleep(0.005)
         assert engine.kv is None or engine.kv.blocks.num_free == engine.kv.blocks.num_blocks
+
+
+class Asking(threading.Thread):
+    """A client that asks in a thread of its own; made, the engine has its request. answer: None if it broke off."""
+
+    def __init__(self, live, **body):
+        super().__init__(daemon=True)
+        self.live, self.body, self.answer = live, body, None
+        before = live.aio.num_asked
+        self.start()
+        live.wait_until_asked(before + 1)
+
+    def run(self):
+        with contextlib.suppress(httpx2.TransportError):
+            self.answer = self.live.post(COMPLETIONS, {**LONG, **self.body})
+
+
+@contextlib.contextmanager
+def gated(**options):
+    """A live server whose model, `model`, steps only when the test lets it."""
+    model = Gated(vocab_size=257)
+    live = Live(lambda: toy(model), **options)
+    live.model = model
+    live.start()
+    live.wait_for("ready")
+    try:
+        yield live
+    finally:
+        model.steps.release(10_000)
+        live.server.stop()
+        live.join()
+
+
+class Dying(Gated):
+    """A model whose fifth step ends the engine's thread."""
+
+    def forward(self, step):
+        if len(self.seen) == 4:
+            raise SystemExit
+        return super().forward(step)
 
 
 def events_of(text):

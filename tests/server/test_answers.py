@@ -20,8 +20,10 @@ from klero.engine import LLM
 from klero.finish import TokenBytes
 from klero.logprobs import nothing
 from klero.server import responses
-from klero.server.answers import dump, fingerprint_of, in_pieces, new_id
+from klero.server.answers import new_id
 from klero.server.errors import ApiError
+from klero.server.fingerprint import fingerprint_of
+from klero.server.json_bytes import dump, in_pieces
 from klero.server.logprobs import LEAST, TokenTexts, number, pairs, receipts
 from klero.testing.models import PagedToyModel, ToyModel
 
@@ -346,7 +348,8 @@ def test_a_model_without_texts_has_ids():
 def test_names_tell_answers_and_servers_apart(llm):
     assert new_id("chat").startswith("chatcmpl-")
     assert len({new_id("completion") for _ in range(99)}) == 99
-    assert fingerprint_of(llm, "a") == fingerprint_of(toy(), "a") != fingerprint_of(llm, "b")
+    assert fingerprint_of(llm) == fingerprint_of(toy()) == fingerprint_of(toy(max_num_seqs=3))
+    assert fingerprint_of(llm) != fingerprint_of(LLM(ToyModel(vocab_size=300), tokenizer=TOKENIZER))
     assert json.loads(dump({"x": "\N{GRINNING FACE}"})) == {"x": "\N{GRINNING FACE}"}
 
 
@@ -363,3 +366,15 @@ def test_an_answer_is_written_as_it_is_told(llm):
     asked = asked_of(llm, body)
     outputs = llm.generate(asked.prompts, asked.params)
     assert answer_of(llm, asked).written(outputs) == dump(answer_of(llm, asked).whole(outputs))
+
+
+def test_the_fingerprint_looks_at_the_weights():
+    torch = pytest.importorskip("torch")
+    llm = toy()
+
+    def fingerprint(weight):
+        llm.engine.model.module = torch.nn.ParameterDict({"w": torch.full((3, 3), weight)})
+        return fingerprint_of(llm)
+
+    assert len({fingerprint(1.0), fingerprint(2.0), fingerprint_of(toy())}) == 3
+    assert fingerprint(1.0) == fingerprint(1.0)

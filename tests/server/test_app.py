@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import threading
 
 import pytest
 from tests.server.live import Live, toy
@@ -57,9 +57,7 @@ def test_prompts_may_be_a_list_and_ids(live):
 def test_a_chat_is_answered_by_the_template(live):
     answer = live.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], **SEEDED}).json()
     expected = alone("[user]Hi[assistant]", **SEEDED)
-    assert answer["choices"][0]["message"] == {"role": "assistant", "content": expected.text, "refusal": None} or (
-        answer["choices"][0]["message"]["content"] == expected.text
-    )
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": expected.text, "refusal": None}
 
 
 def test_words_come_and_go(live):
@@ -101,26 +99,6 @@ def test_what_is_wrong_is_named(live, body, param, words):
 def test_all_faults_come_at_once(live):
     error = refused(live.post("/v1/completions", {"prompt": "x", "temperature": -1, "top_p": 2, "n": 0}), 400)
     assert all(name in error["message"] for name in ("temperature=-1", "top_p=2", "n=0"))
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"", b"{", b"[]", b"null", b'{"prompt": NaN}', b'{"prompt": "x", "prompt": "y"}', b"\xff\xfe{}", b"[" * 100_000,
-        b'{"prompt": ' * 50_000, b'{"seed": ' + b"9" * 5000 + b"}", b'{"prompt": "x", "temperature": 1e999}',
-        b'{"prompt": "\\ud800"}', b'{"model": "\\ud800", "prompt": "x"}', b'{"\\ud800": 1}', b'{"prompt": {"a": 1}}',
-        b'{"prompt": [1.5]}', b'{"prompt": [true]}', b'{"prompt": [-1]}', b'{"prompt": []}', b'{"prompt": ""}',
-        json.dumps({"prompt": "x", "stop": ["s"] * 10_000}).encode(),
-        json.dumps({"prompt": "x", "logit_bias": {str(i): 1 for i in range(80_000)}}).encode(),
-        json.dumps({"prompt": "x" * 300_000}).encode(),
-    ],
-)  # fmt: skip
-def test_bodies_that_are_none_are_refused_and_the_next_is_served(live, body):
-    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
-        if path == "/tokenize" and (b"x" * 99 in body or b'{"prompt": ""}' in body):
-            continue  # long and empty texts have tokens, or none
-        refused(live.post(path, body), 400)
-    assert live.complete(prompt="Hello", **SEEDED)["choices"][0]["finish_reason"] == "length"
 
 
 def test_only_json_is_read(live):
@@ -166,13 +144,10 @@ def test_a_failing_model_is_a_500_without_a_word_of_it():
 
 
 def test_while_it_loads_it_says_so():
-    gate = asyncio.Event()
+    gate = threading.Event()
 
     def make():
-        import time
-
-        while not gate.is_set():
-            time.sleep(0.01)
+        gate.wait(30)
         return toy()
 
     live = Live(make)
@@ -188,3 +163,11 @@ def test_while_it_loads_it_says_so():
     live.wait_for("ready")
     with live:
         assert live.complete(prompt="x", **SEEDED)
+
+
+def test_seeds_that_are_made_here_are_numbers_that_javascript_keeps(live):
+    seeds = [live.complete(prompt="x", max_tokens=1)["choices"][0]["seed"] for _ in range(20)]
+    assert max(seeds) < 2**53
+    assert len(set(seeds)) == 20
+    again = live.complete(prompt="x", max_tokens=1, seed=2**64 - 1)
+    assert again["choices"][0]["seed"] == 2**64 - 1

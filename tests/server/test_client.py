@@ -254,20 +254,6 @@ def test_tools_are_called_and_parsed_by_the_client():
             assert usage.prompt_tokens == len("HelloI look.<look>blue")
 
 
-def test_errors_are_the_client_s_own(client, live):
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model="toy", prompt="x", temperature=-1)
-    assert caught.value.param == "temperature"
-    with pytest.raises(openai.NotFoundError):
-        client.completions.create(model="other", prompt="x")
-
-    async def refused(client):
-        with pytest.raises(openai.BadRequestError):
-            await client.chat.completions.create(model="toy", messages=[], stream=True)
-
-    run_async(live, refused)
-
-
 async def _one(http, url, i, rng, counts):
     """One of many clients: what it asks and what becomes of it is decided by its number."""
     kind = rng.choices(("reads", "leaves", "slow", "wrong"), (80, 10, 5, 5))[0]

@@ -8,55 +8,11 @@ import socket
 import threading
 import time
 
-import httpx2
 import pytest
-from tests.engine.gated import Gated
-from tests.server.live import Live, events_of, toy
+from tests.server.live import COMPLETIONS, LONG, Asking, Dying, Live, events_of, gated, toy
 
 from klero.server import ServerOptions, run
 from klero.server.run import Server
-
-COMPLETIONS = "/v1/completions"
-LONG = {"prompt": "x", "max_tokens": 200, "ignore_eos": True, "seed": 1}
-
-
-class Asking(threading.Thread):
-    """Clients, one that streams and one that does not, on a model that waits for the test."""
-
-    def __init__(self, live, **body):
-        super().__init__(daemon=True)
-        self.live, self.body, self.answer = live, body, None
-        before = live.aio.num_asked
-        self.start()
-        live.wait_until_asked(before + 1)
-
-    def run(self):
-        with contextlib.suppress(httpx2.TransportError):
-            self.answer = self.live.post(COMPLETIONS, {**LONG, **self.body})
-
-
-@contextlib.contextmanager
-def gated(**options):
-    model = Gated(vocab_size=257)
-    live = Live(lambda: toy(model), **options)
-    live.model = model
-    live.start()
-    live.wait_for("ready")
-    try:
-        yield live
-    finally:
-        model.steps.release(10_000)
-        live.server.stop()
-        live.join()
-
-
-class Dying(Gated):
-    """A model whose fifth step ends the engine's thread."""
-
-    def forward(self, step):
-        if len(self.seen) == 4:
-            raise SystemExit
-        return super().forward(step)
 
 
 def test_a_server_that_is_told_to_stop_lets_requests_end():

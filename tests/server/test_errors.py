@@ -17,6 +17,8 @@ from klero.errors import (
     SlotError,
 )
 from klero.server import errors
+from klero.server.bodies import parsed
+from klero.server.schemas import ChatCompletionRequest, DetokenizeRequest
 
 
 def ended():
@@ -55,10 +57,6 @@ def test_what_a_client_is_told(error, status, param, words):
     )
 
 
-def test_the_log_may_say_more():
-    assert errors.error_of(OSError("/home/x")).detail == "OSError: /home/x"
-
-
 def test_headers_say_what_to_do():
     assert errors.queue_full().headers == {"Retry-After": "1"}
     assert errors.unavailable().headers == {"Retry-After": "1"}
@@ -76,3 +74,47 @@ def test_every_fault_is_told_once_and_very_many_are_counted():
     many = errors.refusal_of([Fault(f"f{i}", i, "no") for i in range(1000)])
     assert many.message.endswith("; f63=63: no; and 936 more faults")
     assert many.param == "f0"
+
+
+def tool(**fields):
+    return {"type": "function", "function": {"name": "f", **fields}}
+
+
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        ({"messages": [5]}, ["messages[0]=5: must be an object"]),
+        ({"messages": [{"role": "u", "content": "x", "y": 1}]}, ["messages[0].y=1: is not known here; leave it out"]),
+        (
+            {"messages": [{"content": "x", "name": "n" * 257}]},
+            ["messages[0].role=None: is missing", "is too long; the greatest length is 256"],
+        ),
+        (
+            {"messages": [{"role": "", "content": [{"type": "image_url"}]}]},
+            [
+                "messages[0].role='': is too short; the least length is 1",
+                "messages[0].content[0].type='image_url': must be 'text'",
+                "messages[0].content[0].text=None: is missing",
+            ],
+        ),
+        (
+            {"tools": [tool(name="a b"), tool(strict=1), tool(parameters=[]), {"type": "x", "function": 5}]},
+            [
+                "tools[0].function.name='a b': must match ^[a-zA-Z0-9_-]{1,64}$",
+                "tools[1].function.strict=1: must be true or false",
+                "tools[2].function.parameters=[]: must be an object",
+                "tools[3].type='x': must be 'function'", "tools[3].function=5: must be an object",
+            ],
+        ),
+        ({"priority": 1.5, "user": 5}, ["priority=1.5: must be an integer", "user=5: must be a text"]),
+        ({"tokens": 5}, ["tokens=5: must be a list"]),
+        ({"tokens": [1, "x"]}, ["tokens[1]='x': must be an integer"]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_body_is_said_in_klero_s_words(body, words):
+    model = DetokenizeRequest if "tokens" in body else ChatCompletionRequest
+    beside = {} if "tokens" in body else {"messages": [{"role": "user", "content": "x"}]}
+    _, faults = parsed({**beside, **body}, model)
+    message = errors.refusal_of(faults).message
+    assert [one for one in words if one not in message] == []
+    assert len(faults) == len(words)

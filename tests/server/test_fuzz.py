@@ -103,6 +103,7 @@ def test_each_field_refuses_and_names_each_value_that_is_wrong(llm, path, each):
                 assert answer.status == 400
                 assert names(answer.message, name), (name, literal[:80], answer.message)
                 assert MEANINGLESS.get(literal, "") in answer.message
+                assert not re.search(r"should|valid |permitted|instance", answer.message), answer.message
                 assert len(answer.message) < 10_000
             json.dumps(answer.message if isinstance(answer, ApiError) else "", allow_nan=False).encode()
     assert checked * each > 20 * len(properties_of(path))
@@ -290,7 +291,7 @@ SPOKEN = {
 def test_http_is_spoken_strictly(live, before, kind):
     data, statuses = SPOKEN[kind]
     answers = exchange(live, data)
-    assert [status for status, _ in answers] == statuses or (not answers and len(data) > 2**16), answers
+    assert [status for status, _ in answers] == statuses, answers
     for status, body in answers:
         if status == 200:
             assert body["tokens"] == [39, 72]

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import time
+import subprocess
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx2
 import pytest
-from tests.server.live import TOKENIZER, Live, toy
+from tests.server.browser import started
+from tests.server.live import TOKENIZER, Live, events_of, toy
 
 from klero.server.static import FILES, FOLDER
 from klero.testing.models import ScriptedModel
 
 KEY = "sesame"
 LARGEST = 2**64 - 1
+LENGTH = "cut at max_tokens"  # what the page says for "length"
 LONG = 2  # a seed with which the toy model does not end for 200 tokens
 SAID = "<img src=x onerror=\"document.title='hit'\"><b>é € 👍"
 PROMPT = "The capital of France is"
@@ -93,108 +94,11 @@ def test_what_the_page_loads_is_there():
 # ---- In a browser
 
 
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
-    "--window-size=1200,900", "--force-prefers-reduced-motion", "--mute-audio", "--disable-extensions",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-]  # fmt: skip
-
-
-class Browser:
-    """A browser on the page of a server. hosts: where it sent requests; posted: the bodies that it sent."""
-
-    def __init__(self, driver):
-        self.driver, self.hosts, self.posted = driver, set(), []
-
-    def open(self, url):
-        self.driver.execute_script("sessionStorage.clear()") if self.driver.current_url.startswith("http") else None
-        self.driver.get(url + "/")
-        return self
-
-    def until(self, script, what="it"):
-        """Wait until a JavaScript expression is true, and return its value."""
-        end = time.monotonic() + 20
-        while not (value := self.driver.execute_script(f"return {script}")):
-            assert time.monotonic() < end, f"{what}: not within 20 s: {script}\n{self.text('body')}"
-            time.sleep(0.02)
-        return value
-
-    def find(self, selector):
-        return self.driver.find_element("css selector", selector)
-
-    def count(self, selector):
-        return len(self.driver.find_elements("css selector", selector))
-
-    def text(self, selector):
-        return self.driver.execute_script("return document.querySelector(arguments[0]).innerText", selector)
-
-    def type(self, selector, text):
-        field = self.find(selector)
-        field.clear()
-        field.send_keys(text)
-
-    def keys(self, *keys):
-        self.driver.switch_to.active_element.send_keys("".join(keys))
-
-    def chord(self, key):
-        from selenium.webdriver import ActionChains, Keys
-
-        ActionChains(self.driver).key_down(Keys.CONTROL).send_keys(key).key_up(Keys.CONTROL).perform()
-
-    def run(self, button="#run", **fields):
-        """Fill fields, press a button and wait for the end of the answer."""
-        self.driver.execute_script(
-            "for (const [name, text] of Object.entries(arguments[0])) document.forms.ask.elements[name].value = text",
-            fields,
-        )
-        self.find(button).click()
-        self.until("!document.querySelector('#run').disabled", "the answer")
-
-    def facts(self):
-        """What the page says of the answer, by name."""
-        return self.driver.execute_script(
-            "return Object.fromEntries([...document.querySelectorAll('#facts > div')]"
-            ".map((one) => [one.querySelector('dt').innerText, one.querySelector('dd').firstChild.textContent]))"
-        )
-
-    def said(self):
-        """The text of the answer, token by token as it is shown."""
-        return self.driver.execute_script(
-            "return [...document.querySelectorAll('#tokens .token')].map((one) => one.textContent)"
-        )
-
-    def look(self):
-        """Take in what happened since: requests, and what the console says."""
-        for entry in self.driver.get_log("performance"):
-            message = json.loads(entry["message"])["message"]
-            if message["method"] == "Network.requestWillBeSent":
-                request = message["params"]["request"]
-                self.hosts.add(urlsplit(request["url"]).hostname)
-                if "postData" in request:
-                    self.posted.append(request["postData"])
-        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
-
-
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     """One browser for all."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="no browser driver: make page")
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("no browser: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    try:
-        driver.get("about:blank")
-        driver.get_log("performance")  # of the browser's own first page
-        yield Browser(driver)
-    finally:
-        driver.quit()
+    with started(tmp_path_factory.mktemp("chromium")) as one:
+        yield one
 
 
 @pytest.fixture
@@ -215,7 +119,8 @@ def test_an_answer_is_shown_token_by_token_and_comes_again(page, live):
     count = len(expected["token_ids"])
     assert "".join(said) == expected["text"]
     assert (len(said), facts["answer"], facts["prompt"]) == (count, f"{count} tokens", "24 tokens")
-    assert (facts["reproducible"], facts["end"]) == ("yes", expected["finish_reason"])
+    reason = expected["finish_reason"]
+    assert (facts["reproducible"], facts["end"]) == ("yes", LENGTH if reason == "length" else reason)
     page.run("#again", max_tokens="1")  # what is typed meanwhile is for the next run
     assert (page.said(), page.facts()["end"]) == (said, "the same text again")
     assert f"{count} tokens, the same text again" in page.find("#status").get_property("textContent")
@@ -288,6 +193,10 @@ def test_a_conversation_goes_on(page, live):
     page.until("document.querySelectorAll('.token').length === 5 && !document.querySelector('#run').disabled")
     body["messages"] = [hi, {"role": "assistant", "content": said}, {"role": "user", "content": "And?"}]
     assert "".join(page.said()) == live.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
+    page.find("#reply").click()
+    page.run(temperature="-1")
+    assert not page.find("#reply").is_displayed()  # else the answer would be in the conversation twice
+    assert len(page.look()) == 1
 
 
 def test_a_fault_is_told_beside_its_field(page):
@@ -302,6 +211,113 @@ def test_a_fault_is_told_beside_its_field(page):
     page.run(temperature="1", top_p="", seed="", stop="")
     assert not page.find("#error").is_displayed()
     assert page.count("[aria-invalid]") == 0
+
+
+def test_a_refused_request_leaves_the_answer_before_it(page):
+    page.run(max_tokens="6", seed="5")
+    before = page.said(), page.facts()
+    page.run(temperature="-1")
+    assert "temperature=" in page.text("#error")
+    assert (page.said(), page.facts()) == before
+    assert page.find("#sent").is_displayed()
+    assert page.count(".waiting") == 0
+    page.answer({"error": {"message": "waited too long"}})
+    page.run()
+    assert page.text("#error") == "waited too long"
+    assert (page.said(), page.facts()) == before
+    assert len(page.look()) == 1  # what the browser says of the 400
+    page.open(page.driver.current_url.rstrip("/"))  # there a refused request is the first
+    page.run(temperature="-1")
+    assert not page.find("#again").is_enabled()
+    assert page.find("#empty").is_displayed()
+    assert len(page.look()) == 1
+
+
+def test_run_again_is_of_the_answer_that_is_shown(page):
+    page.run(max_tokens="6", seed="5")
+    said = page.said()
+    page.run(temperature="-1", seed="6")
+    page.run("#again")
+    assert (page.said(), page.facts()["end"]) == (said, "the same text again")
+    assert not page.find("#error").is_displayed()
+    assert len(page.look()) == 1
+
+
+def test_an_answer_that_breaks_off_says_so(page):
+    page.answer({"choices": [{"text": "", "seed": 1, "reproducible": True}]}, {"error": {"message": "it ended"}})
+    page.run()
+    assert (page.text("#error"), page.facts()["end"]) == ("it ended", "broken off")
+
+
+@pytest.mark.parametrize(
+    ("mode", "most", "end"), [("chat", "9", LENGTH), ("chat", "", "the context is full"), ("completion", "", LENGTH)]
+)
+def test_what_cut_an_answer_off(page, mode, most, end):
+    page.answer({"choices": [{"text": "", "seed": 1, "reproducible": True, "finish_reason": "length"}]}, "[DONE]")
+    page.find(f"[value={mode}]").click()
+    page.run(max_tokens=most)
+    assert page.facts()["end"] == end
+
+
+def test_max_tokens_follows_the_mode_until_it_is_typed(page):
+    def most():
+        return page.find("[name=max_tokens]").get_property("value")
+
+    found = [most()]
+    for mode in ("chat", "completion", None, "chat"):
+        page.find(f"[value={mode}]").click() if mode else page.type("[name=max_tokens]", "7")
+        found.append(most())
+    assert found == ["64", "256", "64", "7", "7"]
+
+
+def given_to_curl(page, has_clipboard=True, key=""):
+    """URL, body and headers that curl gets when a shell runs what the button copies."""
+    page.driver.execute_script(
+        "Object.defineProperty(navigator, 'clipboard', {value: arguments[0] ? {writeText: async (text) => {"
+        " window.copied = text; }} : undefined});"
+        "document.addEventListener('copy', () => { window.copied = document.activeElement.value; });", has_clipboard,
+    )  # fmt: skip
+    page.find("#sent summary").click()
+    page.find("#curl").click()
+    page.until("document.querySelector('#curl').innerText === 'Copied'")
+    command = page.driver.execute_script("return window.copied")
+    assert not key or key not in command
+    script = "curl() { printf '%s\\0' \"$@\"; }\n" + command
+    ran = subprocess.run(["/bin/sh", "-c", script], capture_output=True, check=True, env={"KLERO_API_KEY": key})
+    stream, url, *options, data, body, end = ran.stdout.decode().split("\0")
+    assert (stream, data, end, set(options[::2])) == ("-N", "--data-raw", "", {"-H"})
+    page.look()
+    return url, body, *options[1::2]
+
+
+@pytest.mark.parametrize("has_clipboard", [True, False], ids=["clipboard", "without"])
+def test_the_request_is_copied_as_curl(page, live, has_clipboard):
+    page.run(prompt="It's \\ $HOME `id` \"€\"!\n'", max_tokens="6", seed=str(LARGEST))
+    url, body, *rest = given_to_curl(page, has_clipboard)
+    assert (url, body, rest) == (f"{live.url}/v1/completions", page.posted[-1], ["Content-Type: application/json"])
+    assert f'"seed":{LARGEST},' in body
+    *events, _, _ = events_of(live.post(urlsplit(url).path, body.encode()).text)
+    assert "".join(event["choices"][0]["text"] for event in events) == "".join(page.said())
+
+
+def test_the_header_says_that_the_server_is_gone_and_back(browser):
+    with Live() as server:
+        browser.open(server.url).until("document.querySelector('#model.ready')", "the model")
+        header = browser.text("#model")
+        browser.run(max_tokens="3")
+        said = browser.said()
+    browser.run(seed="1")
+    assert browser.text("#error") == "The server could not be reached."
+    assert browser.said() == said
+    browser.until("document.querySelector('#model.gone')", "the header")
+    assert browser.text("#model") == "The server cannot be reached; looking again"
+    with Live(port=int(server.url.rpartition(":")[2])):
+        browser.until("document.querySelector('#model.ready')", "the model")
+        assert browser.text("#model") == header
+        browser.run()
+        assert not browser.find("#error").is_displayed()
+        browser.driver.get("about:blank")
+    assert all("ERR_CONNECTION" in message for message in browser.look())
 
 
 def test_an_answer_is_stopped(page, live):
@@ -320,12 +336,19 @@ def test_a_key_is_asked_for_and_html_stays_text(browser, scripted):
     from selenium.webdriver import Keys
 
     browser.open(scripted.url).until("document.activeElement.id === 'key'", "the field of the key")
-    browser.keys("wrong", Keys.ENTER)
-    browser.until("document.activeElement.id === 'key' && document.querySelector('#model').innerText.includes('wrong')")
-    browser.type("#key", KEY)
-    browser.keys(Keys.ENTER)
+    assert (browser.text("#model"), browser.text("#key-said")) == ("Waiting for a key", "This server asks for a key.")
+    browser.find("#run").click()  # which has to wait
+    for wrong in ("wrong", "Schlüssel €"):
+        browser.until("document.activeElement.id === 'key'")
+        browser.keys(wrong, Keys.ENTER)  # what was there is selected, and so replaced
+        browser.until("document.querySelector('#key-said').innerText === 'This key was not accepted.'")
+        assert browser.find("#key").get_property("value") == wrong
+    browser.keys(KEY, Keys.ENTER)
     browser.until("document.querySelector('#model.ready')", "the model")
     assert not browser.find("#key-form").is_displayed()
+    browser.until("document.querySelector('#facts dd') && !document.querySelector('#run').disabled", "what waited")
+    url, _, *headers = given_to_curl(browser, key=KEY)
+    assert (url, headers[1]) == (f"{scripted.url}/v1/completions", f"Authorization: Bearer {KEY}")
     said = SAID.encode()
     for mode in ("completion", "chat"):
         browser.find(f"[value={mode}]").click()

@@ -13,6 +13,7 @@ import time
 import pytest
 import uvicorn
 
+from klero.server import protocol
 from klero.server.guard import OUTCOME
 from klero.server.protocol import protocol_of
 
@@ -220,3 +221,25 @@ def test_http_1_0_has_no_chunks(served, path):
     assert b"chunked" not in head
     assert b"\r\nconnection: close" in head
     assert body == b'"hello"'
+
+
+@pytest.mark.parametrize("head", [b"POST /echo HTTP/1.1\r\nX: ", b"GET /", b"POST /echo HTTP/1.1\r\n"])
+def test_headers_without_an_end_are_refused_before_they_are_gathered(served, head):
+    line = b"a" * 8192 if not head.endswith(b"1.1\r\n") else b"a: b\r\n" * 1365
+    with served.connect(b"") as client:
+        client.sendall(head)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(9):  # 72 KiB
+                client.sendall(line)
+        assert b" 400 " in everything(client)[:20]
+
+
+def test_what_is_read_away_has_an_end(served, monkeypatch):
+    monkeypatch.setattr(protocol, "MOST_READ_AWAY", 100_000)
+    def flood(client):
+        for _ in range(1000):
+            client.sendall(b"x" * 10_000)
+            time.sleep(0.001)
+
+    with served.connect(b"no HTTP\r\n\r\n") as client, pytest.raises(ConnectionError):
+        flood(client)

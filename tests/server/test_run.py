@@ -15,8 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from tests.cli.conftest import tiny_model
-from tests.server.live import Live, events_of, toy
-from tests.server.test_drain import COMPLETIONS, LONG, Asking, Dying, gated
+from tests.server.live import COMPLETIONS, LONG, Asking, Dying, Live, events_of, gated, toy
 
 from klero import OptionError
 from klero.server import ServerOptions
@@ -188,10 +187,15 @@ def test_a_server_that_is_killed_leaves_no_client_waiting():
     process.stderr.close()
 
 
-def test_klero_serve_says_in_a_line_what_is_wrong():
+def test_klero_serve_says_in_a_line_what_is_wrong(monkeypatch, capsys):
+    from klero.cli.app import run
+
+    monkeypatch.setattr("klero.cli.serve._leave", sys.exit)  # it would end this process
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for asked, code, words in [(port, 1, "cannot listen on"), ("70000", 2, "port=70000: must be")]:
-            process = klero("--port", asked)
-            _, text = process.communicate(timeout=60)
-            assert (process.returncode, words in text, "Traceback" in text) == (code, True, False), text
+            monkeypatch.setattr(sys, "argv", ["klero", "serve", "--port", asked])
+            with pytest.raises(SystemExit) as ended:
+                run()
+            last = capsys.readouterr().err.splitlines()[-1]
+            assert (ended.value.code, last.startswith("klero: "), words in last) == (code, True, True), last

@@ -19,7 +19,7 @@ from klero.server import ServerOptions, schemas
 from klero.server.errors import ApiError
 from klero.server.fields import FIELDS
 from klero.server.openapi import ALWAYS, Bounds, bounded, document
-from klero.server.words import detokenize_of, tokenize_of
+from klero.server.tokens import detokenize_of, tokenize_of
 
 REQUESTS = (
     schemas.CompletionRequest, schemas.ChatCompletionRequest, schemas.TokenizeRequest, schemas.DetokenizeRequest,

@@ -107,37 +107,27 @@ def test_a_chat_whole_and_streamed(client, served):
     assert last.usage.completion_tokens == whole.usage.completion_tokens == 4
 
 
-@pytest.mark.parametrize("kind", ["completion", "chat"])
-def test_a_stream_adds_up_to_the_whole_in_every_field(smollm2, kind):
+def test_a_stream_adds_up_to_the_whole_in_every_field(smollm2):
     """With stop strings, receipts and prompt logprobs, and in the client's types."""
     from openai.types import Completion
-    from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-    body = {"n": 2, "seed": 5, "max_tokens": 4, "stop": [" the", "."]}
-    body |= {"return_token_ids": True, "return_receipts": True}
-    if kind == "completion":
-        path, types = "/v1/completions", (Completion, Completion)
-        body |= {"prompt": [FRANCE, "Water boils at"], "logprobs": 2, "echo": True, "prompt_logprobs": 1}
-    else:
-        path, types = "/v1/chat/completions", (ChatCompletion, ChatCompletionChunk)
-        body |= {"messages": HI, "logprobs": True, "top_logprobs": 2}
-    whole = smollm2.post(path, body).json()
-    *chunks, usage, done = smollm2.events(path, {**body, "stream_options": {"include_usage": True}})
+    body = {"n": 2, "seed": 5, "max_tokens": 4, "stop": [" the", "."], "return_token_ids": True,
+            "return_receipts": True, "prompt": [FRANCE, "Water boils at"], "logprobs": 2, "echo": True,
+            "prompt_logprobs": 1}  # fmt: skip
+    whole = smollm2.complete(**body)
+    *chunks, usage, done = smollm2.events("/v1/completions", {**body, "stream_options": {"include_usage": True}})
     assert done == "[DONE]"
     assert put_together(chunks, len(whole["choices"])) == whole["choices"]
     details = "prompt_tokens_details"  # what is cached by now
     assert {**usage["usage"], details: 0} == {**whole["usage"], details: 0}
-    held(types[0], whole)
-    for chunk in (*chunks, usage):
-        held(types[1], chunk)
+    for answer in (whole, *chunks, usage):
+        held(Completion, answer)
 
 
 def test_a_stop_string_ends_the_text_before_it(client):
     ask = {"model": MODEL, "prompt": "1 2 3 4", "temperature": 0, "max_tokens": 8}
     (choice,) = client.completions.create(**ask, stop=[" 6", "9"]).choices
     assert (choice.text, choice.finish_reason, choice.model_extra["stop_reason"]) == (" 5", "stop", " 6")
-    chunks = client.completions.create(**ask, stop=" 6", stream=True)
-    assert "".join(chunk.choices[0].text for chunk in chunks) == " 5"
 
 
 class Word(BaseModel):
@@ -162,7 +152,7 @@ LOOK = {"type": "function", "function": {"name": "look", "parameters": {
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_tools_are_refused_as_its_template_does_not_use_them(client, choice):
-    with pytest.raises(openai.BadRequestError, match="template does not") as caught:
+    with pytest.raises(openai.BadRequestError, match="has no place for tools") as caught:
         client.chat.completions.create(model=MODEL, messages=HI, tools=[LOOK], tool_choice=choice)
     assert caught.value.param == "tools"
 
@@ -203,9 +193,3 @@ def test_a_stream_that_is_closed_frees_what_it_held(client, smollm2):
     with client.completions.create(model=MODEL, prompt=FRANCE, max_tokens=200, stream=True) as stream:
         next(iter(stream))
     smollm2.all_free()
-
-
-def test_the_model_by_its_name(client):
-    assert client.models.retrieve(MODEL).id == next(iter(client.models.list())).id == MODEL
-    with pytest.raises(openai.NotFoundError):
-        client.completions.create(model="gpt-4", prompt="x")

@@ -13,8 +13,7 @@ import pytest
 from tests.engine.gated import Gated
 from tests.server.live import Live, events_of, toy
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-HELLO = [{"role": "user", "content": "Hello"}]
+COMPLETIONS = "/v1/completions"
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +43,7 @@ def test_the_stream_adds_up_to_the_whole(live, prompt):
     whole = live.complete(**body)
     *chunks, done = live.events(COMPLETIONS, body)
     assert done == "[DONE]"
+    assert len({chunk["id"] for chunk in chunks}) == 1
     choices = joined(chunks)
     assert len(choices) == len(whole["choices"])
     for choice in whole["choices"]:
@@ -52,39 +52,6 @@ def test_the_stream_adds_up_to_the_whole(live, prompt):
             "text": choice["text"], "token_ids": choice["token_ids"], "finish_reason": choice["finish_reason"],
             "logprobs": choice["logprobs"]["token_logprobs"],
         }  # fmt: skip
-
-
-def test_a_chat_streams_its_role_first(live):
-    body = {"messages": HELLO, "seed": 3, "max_tokens": 9}
-    whole = live.post(CHAT, body).json()["choices"][0]
-    *chunks, done = live.events(CHAT, body)
-    assert done == "[DONE]"
-    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
-    text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
-    assert text == whole["message"]["content"]
-    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] == whole["finish_reason"]
-    assert len({chunk["id"] for chunk in chunks}) == 1
-
-
-@pytest.mark.parametrize(
-    "options, usage",
-    [({}, False), ({"stream_options": {}}, False), ({"stream_options": {"include_usage": True}}, True)],
-)  # fmt: skip
-def test_usage_comes_last_and_only_when_asked_for(live, options, usage):
-    *chunks, done = live.events(COMPLETIONS, {"prompt": "Hello", "max_tokens": 4, **options})
-    assert done == "[DONE]"
-    if usage:
-        *chunks, last = chunks
-        assert last["choices"] == []
-        assert (last["usage"]["prompt_tokens"], last["usage"]["completion_tokens"]) == (5, 4)
-        assert all(chunk["usage"] is None for chunk in chunks)
-    assert not any(chunk.get("usage") for chunk in chunks)
-
-
-def test_stream_options_without_a_stream_are_refused(live):
-    answer = live.post(COMPLETIONS, {"prompt": "x", "stream_options": {"include_usage": True}})
-    assert answer.status_code == 400
-    assert "stream_options" in answer.json()["error"]["message"]
 
 
 def test_headers_of_a_stream(live):

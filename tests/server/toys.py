@@ -80,7 +80,7 @@ def chunks(llm, body, options=OPTIONS):
             break
         found += answer.chunks(delta.prompt_index, delta)
     for i, output in enumerate(outputs):
-        found += answer.ended(i, output)
+        found += answer.release(i, output)
     return [*found, answer.usage_chunk(outputs)] if asked.include_usage else found
 
 

@@ -111,7 +111,7 @@ def measure(
         rates.append(sum(len(choice.token_ids) for output in outputs for choice in output.outputs) / seconds)
         firsts += [output.metrics.seconds_to_first_token or 0.0 for output in outputs]
     return Measured(
-        model=name, dtype=_dtype(engine.model), deterministic=engine.reproducible, requests=requests,
+        model=name, dtype=engine.dtype or "own dtype", deterministic=engine.reproducible, requests=requests,
         prompt_tokens=prompt_tokens, new_tokens=new_tokens, repeat=repeat, cores=os.cpu_count() or 1,
         kernel_threads=num_threads(), model_threads=_model_threads(engine.model), load=(before, _load()),
         tokens_per_second=_spread(rates), seconds_to_first_token=_spread(firsts), num_steps=engine.times.num_steps,
@@ -149,10 +149,6 @@ def _load() -> float | None:
 
 def _shown(load: float | None) -> str:
     return "unknown" if load is None else f"{load:.2f}"
-
-
-def _dtype(model: Any) -> str:
-    return str(getattr(getattr(model, "module", None), "dtype", "own dtype")).removeprefix("torch.")
 
 
 def _model_threads(model: Any) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,8 @@ from klero.server.options import ServerOptions
 
 SERVER, LIMITS, PATIENCE = "Server", "What one request may ask for", "Patience"
 OWN = ServerOptions()
+OF_ENGINE = ("max_num_waiting", "scheduling_policy", "grammar_backend", "max_answer_bytes")
+"""The options of `serve` beside ENGINE_OPTIONS that the engine takes; the others are the server's own."""
 
 
 def _option(panel: str, text: str, *names: str, **options: Any) -> Any:
@@ -32,6 +35,7 @@ MaxNumWaiting = Annotated[int, _option(SERVER, "Choices that may wait; clients o
 MaxConcurrency = Annotated[int, _option(SERVER, "Requests at a time, streams included.")]
 SchedulingPolicy = Annotated[str, _option(SERVER, "fcfs or priority (requests then bring one).")]
 GrammarBackend = Annotated[str, _option(SERVER, "llguidance or xgrammar.")]
+AccessLog = Annotated[bool, _option(SERVER, "A line for each request: id, route, outcome, seconds.")]
 LogPrompts = Annotated[bool, _option(SERVER, "Log what clients send; else no prompt is logged.", "--log-prompts")]
 MaxBodyBytes = Annotated[int, _option(LIMITS, "Of a request.")]
 MaxAnswerBytes = Annotated[int, _option(LIMITS, "Of lists of logprobs and rows of logits.")]
@@ -59,6 +63,7 @@ def serve(
     max_concurrency: MaxConcurrency = OWN.max_concurrency,
     scheduling_policy: SchedulingPolicy = "fcfs",
     grammar_backend: GrammarBackend = "llguidance",
+    access_log: AccessLog = True,
     log_prompts: LogPrompts = False,
     max_body_bytes: MaxBodyBytes = OWN.max_body_bytes,
     max_answer_bytes: MaxAnswerBytes = 2**25,
@@ -82,27 +87,24 @@ def serve(
     SIGTERM and Ctrl-C let running requests end first; a second one ends them. The exit code is 0 then, and 1 if the
     engine died or hung.
     """
-    options = ServerOptions(
-        host=host, port=port, api_key=api_key, served_model_name=served_model_name, max_concurrency=max_concurrency,
-        log_prompts=log_prompts, max_body_bytes=max_body_bytes, max_prompts=max_prompts, max_n=max_n,
-        max_choices=max_choices, max_stop=max_stop, max_logit_bias=max_logit_bias, max_logprobs=max_logprobs,
-        max_schema_bytes=max_schema_bytes, drain_timeout=drain_timeout, step_timeout=step_timeout,
-        read_timeout=read_timeout, keep_alive=keep_alive,
-    )  # fmt: skip
-    engine |= {
-        "max_num_waiting": max_num_waiting, "scheduling_policy": scheduling_policy, "grammar_backend": grammar_backend,
-        "max_answer_bytes": max_answer_bytes,
-    }  # fmt: skip
-    if thinking_token_ids is not None:
-        engine["thinking_token_ids"] = o.marks_of(thinking_token_ids)
-    _leave(_serve(model, options, {name: value for name, value in engine.items() if value is not None}))
+    given = locals()
+    options = ServerOptions(**{one.name: given[one.name] for one in fields(ServerOptions)})
+    _leave(_serve(model, options, _for_engine(**given), access_log=access_log))
 
 
-def _serve(model: str, options: ServerOptions, engine: dict[str, Any]) -> int:
+def _for_engine(engine: dict[str, Any], thinking_token_ids: str | None, **given: Any) -> dict[str, Any]:
+    """What the engine takes of the options of `serve`; None is silence."""
+    told = engine | {name: given[name] for name in OF_ENGINE}
+    told["thinking_token_ids"] = None if thinking_token_ids is None else o.marks_of(thinking_token_ids)
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _serve(model: str, options: ServerOptions, engine: dict[str, Any], *, access_log: bool = True) -> int:
     """Serve until the end; the exit code."""
     from klero import server
 
     logging.basicConfig(format="klero: %(message)s", level=logging.WARNING)
+    logging.getLogger("klero.server").setLevel(logging.INFO if access_log or options.log_prompts else logging.WARNING)
     print(f"loading {model} ...", file=sys.stderr, flush=True)
     try:
         return server.serve(model, options, **engine)

@@ -27,6 +27,8 @@ from klero.params.checks import Broken, as_integer
 from klero.params.together import nothing_allowed
 from klero.params.width import check_width
 
+ENTRY = 8  # bytes of one in a list of logprobs: an int32 and a float32
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -106,7 +108,8 @@ def admit(
     if fault := nothing_allowed(params, words):
         raise ParameterError([fault])
     max_tokens = _room(request_id, num_prompt, params, limits)
-    _check_bytes(num_prompt, max_tokens, params, limits)
+    if fault := fault_of_bytes(answer_bytes(num_prompt, max_tokens, params, limits), params, limits.max_answer_bytes):
+        raise ParameterError([fault])
     echo = text_of_prompt(vocabulary, params, ids) if vocabulary is not None and params.echo else ""
     request = Request(
         request_id, asked.prompt, ids, params, echo=echo, bad_word_ids=words, prompt_embeds=embeds,
@@ -214,28 +217,33 @@ def _room(request_id: str, num_prompt: int, params: SamplingParams, limits: Limi
     return room if params.max_tokens is None else params.max_tokens
 
 
-def _check_bytes(num_prompt: int, max_tokens: int, params: SamplingParams, limits: Limits) -> None:
-    """Refuse an answer whose arrays may not fit into memory. ParameterError names the field that asks for the most.
+def answer_bytes(num_prompt: int, max_tokens: int, params: SamplingParams, limits: Limits) -> dict[str, int]:
+    """How many bytes the arrays of an answer take at most, by the field that asks for them.
 
     Not counted: a few numbers for each token, and kept sets, whose sizes nobody knows before they are drawn from.
     """
-    num_new, row, entry = params.n * max_tokens, 4 * limits.vocab_size, 8  # float32; an int32 and a float32
+    num_new, row, entry = params.n * max_tokens, 4 * limits.vocab_size, ENTRY
 
     def top(asked: int | None) -> int:
         return limits.num_scored if asked == EVERY_TOKEN else asked or 0
 
-    asked = {
+    return {
         "prompt_logprobs": num_prompt * entry * top(params.prompt_logprobs),
         "return_context_logits": num_prompt * row * params.return_context_logits,
         "logprobs": num_new * entry * top(params.logprobs),
         "logprob_token_ids": num_new * entry * len(params.logprob_token_ids),
         "return_generation_logits": num_new * row * params.return_generation_logits,
     }
+
+
+def fault_of_bytes(asked: dict[str, int], params: SamplingParams, most: int) -> Fault | None:
+    """What is wrong with arrays of so many bytes, by field, if they are more than `most`: told of the largest."""
     total, field = sum(asked.values()), max(asked, key=lambda name: asked[name])
-    if total > limits.max_answer_bytes:
+    if total > most:
         way = "shorten the prompt" if field in ("prompt_logprobs", "return_context_logits") else "lower max_tokens or n"
         rule = (
             f"the answer may take {total} bytes, {asked[field]} of them for this, and max_answer_bytes is "
-            f"{limits.max_answer_bytes}; ask for less, {way}, or raise max_answer_bytes where the LLM is made"
+            f"{most}; ask for less, {way}, or raise max_answer_bytes where the LLM is made"
         )
-        raise ParameterError([Fault(field, getattr(params, field), rule)])
+        return Fault(field, getattr(params, field), rule)
+    return None

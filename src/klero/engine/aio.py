@@ -12,7 +12,7 @@ from typing import Any
 from klero.engine import chat as chats
 from klero.engine.embeds import copied
 from klero.engine.llm import LLM
-from klero.engine.loop import Asked, EngineLoop
+from klero.engine.loop import EngineLoop, Ticket
 from klero.engine.outputs import RequestOutput
 from klero.engine.prompts import Prompt, names_of, parts_of
 from klero.engine.stream import DeltaStream
@@ -36,7 +36,7 @@ class AsyncLLM:
         self._owned = not isinstance(model, LLM)
         self.llm: LLM = LLM(model, **options) if self._owned else model
         self._loop = EngineLoop(self.llm.lend(), self.llm._watch.look)
-        self._compiling: set[Asked] = set()  # two may have one name: the second is refused when it is let in
+        self._compiling: set[Ticket] = set()  # two may have one name: the second is refused when it is let in
         self._ids, self._prefix = itertools.count(), f"request-{secrets.token_hex(4)}"  # nobody's own name is like it
         self._end = weakref.finalize(self, _close, self._loop, self.llm, self._owned)  # at exit too
 
@@ -53,12 +53,12 @@ class AsyncLLM:
 
         RequestError or ParameterError for a request that cannot be served. Cancelled, it ends the request.
         """
-        asked = await self._ask(prompt, params, request_id, priority, cache_salt, stream=False)
-        self._loop.submit(asked)
+        ticket = await self._ask(prompt, params, request_id, priority, cache_salt, stream=False)
+        self._loop.submit(ticket)
         try:
-            news = await asked.news.get()
+            news = await ticket.news.get()
         except BaseException:
-            self._loop.drop(asked)
+            self._loop.drop(ticket)
             raise
         if isinstance(news, BaseException):
             raise news
@@ -98,9 +98,9 @@ class AsyncLLM:
 
     async def abort(self, request_id: str) -> None:
         """End a request before the next step, with what it has; RequestError if none of that name waits or runs."""
-        compiling = [asked for asked in tuple(self._compiling) if asked.request_id == request_id]
-        for asked in compiling:
-            asked.aborted = True
+        compiling = [ticket for ticket in tuple(self._compiling) if ticket.request_id == request_id]
+        for ticket in compiling:
+            ticket.aborted = True
         if compiling:
             return
         await asyncio.wrap_future(self._loop.abort(request_id))
@@ -125,7 +125,7 @@ class AsyncLLM:
 
     async def _ask(
         self, prompt: Any, params: Any, request_id: str | None, priority: int, cache_salt: str | None, *, stream: bool
-    ) -> Asked:
+    ) -> Ticket:
         """A request that may be let in: checked as far as that goes without the engine, its grammar compiled."""
         name = f"{self._prefix}-{next(self._ids)}" if request_id is None else request_id
         names_of(name, 1)
@@ -135,23 +135,23 @@ class AsyncLLM:
         embeds = None if embeds is None else copied(embeds)  # the caller may write to his own at once
         text, ids = given if isinstance(given, str) else None, self.llm.tokenize(given)
         here = asyncio.get_running_loop()
-        asked = Asked(name, ids, params or SamplingParams(), text, stream, here, embeds, priority, cache_salt)
-        await self._compile(asked)
-        return asked
+        ticket = Ticket(name, ids, params or SamplingParams(), text, stream, here, embeds, priority, cache_salt)
+        await self._compile(ticket)
+        return ticket
 
-    async def _compile(self, asked: Asked) -> None:
+    async def _compile(self, ticket: Ticket) -> None:
         """Wait for a request's grammar, which neither the event loop nor the others' steps do."""
         guides = self.llm.engine.guides
-        asked.compiled = guides.prepare(asked.params)
-        if asked.compiled is None or asked.compiled.done():
+        ticket.compiled = guides.prepare(ticket.params)
+        if ticket.compiled is None or ticket.compiled.done():
             return
-        ready = asyncio.wrap_future(asked.compiled)
+        ready = asyncio.wrap_future(ticket.compiled)
         ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # is said at admission
-        self._compiling.add(asked)
+        self._compiling.add(ticket)
         try:
             await asyncio.wait([ready], timeout=guides.grammars.timeout)
         finally:
-            self._compiling.discard(asked)
+            self._compiling.discard(ticket)
 
 
 def _close(loop: EngineLoop, llm: LLM, owned: bool) -> None:

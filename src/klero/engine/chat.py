@@ -13,6 +13,7 @@ Message = Mapping[str, Any]
 Conversation = Sequence[Message]
 
 _OURS = ("messages", "tools", "chat_template", "add_generation_prompt", "tokenize", "return_dict", "return_tensors")
+_NO_VARIABLE = (".", "|", "is", "for", "macro")  # what stands behind them is none
 _OF_TOKENIZER = ("continue_final_message",)  # acts after the template, which need not mention it
 
 
@@ -81,14 +82,16 @@ def template_of(tokenizer: Any, chat_template: str | None, tools: Sequence[Any] 
 
 @lru_cache(maxsize=16)
 def names_in(template: str) -> frozenset[str]:
-    """The variables that a template names, in its code alone: not in texts, comments, strings or behind a dot."""
+    """The variables that a template reads: names in its code that are no attribute, filter, test or loop's own."""
     import jinja2
 
     try:
         code = [token[1:] for token in jinja2.Environment().lex(template) if token[1] != "whitespace"]
     except jinja2.TemplateError as error:
         raise RequestError(f"the chat template cannot be read: {error}") from None
-    return frozenset(token[1] for last, token in pairwise([("", ""), *code]) if token[0] == "name" and last[1] != ".")
+    pairs = [(last[1], name) for last, (kind, name) in pairwise([("", ""), *code]) if kind == "name"]
+    own = {name for last, name in pairs if last == "for"}
+    return frozenset(name for last, name in pairs if last not in _NO_VARIABLE) - own
 
 
 def _check_used(template: str, tools: Sequence[Any] | None, extra: dict[str, Any]) -> None:

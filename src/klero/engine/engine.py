@@ -86,6 +86,11 @@ class Engine:
         self.num_generated = self._num_steps = 0
 
     @property
+    def dtype(self) -> str:
+        """What the model computes in, such as "bfloat16"; "" for a model that does not say."""
+        return str(getattr(getattr(self.model, "module", None), "dtype", "")).removeprefix("torch.")
+
+    @property
     def num_unfinished(self) -> int:
         """Requests that wait or run."""
         return len(self._requests)

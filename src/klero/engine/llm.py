@@ -84,7 +84,7 @@ class LLM:
         self._ids = itertools.count()
         self._turns = Turns(self.engine)
         warm_up(np.float32, rewriting=True)
-        if "bfloat16" in str(getattr(getattr(loaded, "module", None), "dtype", "")):
+        if self.engine.dtype == "bfloat16":
             warm_up(np.uint16, rewriting=True)
         self._watch.look()
 

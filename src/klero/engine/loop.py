@@ -22,7 +22,7 @@ News: TypeAlias = Delta | RequestOutput | BaseException
 
 
 @dataclass(eq=False)
-class Asked:
+class Ticket:
     """A request on its way, and where its news goes: `news` is filled in the event loop that asked, in order.
 
     The last of the news is a RequestOutput, or the exception that ended it. compiled: its grammar, once that was waited
@@ -54,7 +54,7 @@ class EngineLoop:
 
     def __init__(self, engine: Engine, look: Callable[[], None]) -> None:
         self._engine, self._look = engine, look
-        self._asked: dict[str, Asked] = {}  # by request id; touched by the thread alone
+        self._tickets: dict[str, Ticket] = {}  # by request id; touched by the thread alone
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         # Nothing enters the queue once it has been emptied for the last time. Reentrant: a stream that is collected may
         # drop its request from inside any line.
@@ -63,12 +63,12 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="klero-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, asked: Asked) -> Future[bool]:
+    def submit(self, ticket: Ticket) -> Future[bool]:
         """Let a request in before the next step; the future says whether it is in. What is wrong with it is news."""
         told: Future[bool] = Future()
         told.set_running_or_notify_cancel()  # it cannot be cancelled
-        self._call(lambda: self._admit(asked)).add_done_callback(
-            lambda call: told.set_result(not self._tell(asked, call) and call.result())
+        self._call(lambda: self._admit(ticket)).add_done_callback(
+            lambda call: told.set_result(not self._tell(ticket, call) and call.result())
         )
         return told
 
@@ -84,10 +84,10 @@ class EngineLoop:
         """Forget every cached prefix before the next step."""
         return self._call(self._engine.reset_prefix_cache)
 
-    def drop(self, asked: Asked) -> None:
+    def drop(self, ticket: Ticket) -> None:
         """End a request that nobody waits for any more; nothing if it has ended."""
         with contextlib.suppress(RequestError):  # everything has ended already
-            self._call(lambda: self._drop(asked))
+            self._call(lambda: self._drop(ticket))
 
     def close(self) -> None:
         """End every request with what it has, and the thread; wait for it. A second time does nothing."""
@@ -149,32 +149,32 @@ class EngineLoop:
         self._finish(outputs)
         self._look()
 
-    def _admit(self, asked: Asked) -> bool:
+    def _admit(self, ticket: Ticket) -> bool:
         try:
             self._engine.add_request(
-                asked.request_id, asked.prompt_ids, asked.params,
-                prompt=asked.prompt, stream=asked.stream, arrived=asked.arrived, prompt_embeds=asked.prompt_embeds,
-                priority=asked.priority, cache_salt=asked.cache_salt, compiled=asked.compiled,
+                ticket.request_id, ticket.prompt_ids, ticket.params,
+                prompt=ticket.prompt, stream=ticket.stream, arrived=ticket.arrived, prompt_embeds=ticket.prompt_embeds,
+                priority=ticket.priority, cache_salt=ticket.cache_salt, compiled=ticket.compiled,
             )  # fmt: skip
         except Exception as error:  # klero's own for what is wrong with it; anything else must not be lost either
-            self._send([(asked, error)])
+            self._send([(ticket, error)])
             return False
-        self._asked[asked.request_id] = asked
-        if asked.aborted:
-            self._finish([self._engine.abort(asked.request_id)])
+        self._tickets[ticket.request_id] = ticket
+        if ticket.aborted:
+            self._finish([self._engine.abort(ticket.request_id)])
         return True
 
-    def _tell(self, asked: Asked, call: Future[Any]) -> bool:
+    def _tell(self, ticket: Ticket, call: Future[Any]) -> bool:
         """Send why a request was never let in, if the thread has ended before it came to that; whether it has."""
         error = call.exception()
         if error is not None:
-            self._send([(asked, error if isinstance(error, Exception) else KleroError(f"{type(error).__name__}"))])
+            self._send([(ticket, error if isinstance(error, Exception) else KleroError(f"{type(error).__name__}"))])
         return error is not None
 
-    def _drop(self, asked: Asked) -> None:
-        if self._asked.get(asked.request_id) is asked:
-            del self._asked[asked.request_id]
-            self._engine.abort(asked.request_id)
+    def _drop(self, ticket: Ticket) -> None:
+        if self._tickets.get(ticket.request_id) is ticket:
+            del self._tickets[ticket.request_id]
+            self._engine.abort(ticket.request_id)
             self._finish([])  # its last delta belongs to nobody: a later request may have the same name
 
     def _stop(self) -> None:
@@ -183,34 +183,34 @@ class EngineLoop:
 
     def _finish(self, outputs: Iterable[RequestOutput]) -> None:
         """Send what the engine has brought: deltas first, then the answers that end them."""
-        news: list[tuple[Asked, News]] = []
+        news: list[tuple[Ticket, News]] = []
         for delta in self._engine.take_deltas():
-            if delta.request_id in self._asked:  # else it was dropped
-                news.append((self._asked[delta.request_id], delta))
+            if delta.request_id in self._tickets:  # else it was dropped
+                news.append((self._tickets[delta.request_id], delta))
         for output in outputs:
-            if output.request_id in self._asked:
-                news.append((self._asked.pop(output.request_id), output))
+            if output.request_id in self._tickets:
+                news.append((self._tickets.pop(output.request_id), output))
         self._send(news)
 
     def _fail_all(self, error: BaseException) -> None:
         """End every request with an exception, and free whatever they hold."""
-        asked, self._asked = list(self._asked.values()), {}
+        tickets, self._tickets = list(self._tickets.values()), {}
         try:
             self._engine.discard(self._engine.unfinished)
         finally:
-            self._send([(one, error) for one in asked])
+            self._send([(one, error) for one in tickets])
 
-    def _send(self, news: list[tuple[Asked, News]]) -> None:
+    def _send(self, news: list[tuple[Ticket, News]]) -> None:
         """Wake each event loop once, for all that is its own."""
-        of_loop: dict[asyncio.AbstractEventLoop, list[tuple[Asked, News]]] = {}
-        for asked, item in news:
-            of_loop.setdefault(asked.event_loop, []).append((asked, item))
+        of_loop: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, News]]] = {}
+        for ticket, item in news:
+            of_loop.setdefault(ticket.event_loop, []).append((ticket, item))
         for event_loop, items in of_loop.items():
             try:
                 event_loop.call_soon_threadsafe(_deliver, items)
             except RuntimeError:  # that event loop is closed, so nobody waits there
-                for asked, _ in items:
-                    self._drop(asked)
+                for ticket, _ in items:
+                    self._drop(ticket)
 
     def _leave(self, reason: KleroError) -> None:
         """End for good: whoever waits, for news or for a call, is told why."""
@@ -229,6 +229,6 @@ def _nothing() -> None:
     """What between_steps asks for."""
 
 
-def _deliver(items: list[tuple[Asked, News]]) -> None:
-    for asked, item in items:
-        asked.news.put_nowait(item)
+def _deliver(items: list[tuple[Ticket, News]]) -> None:
+    for ticket, item in items:
+        ticket.news.put_nowait(item)

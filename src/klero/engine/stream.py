@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from klero.engine.loop import Asked, EngineLoop
+from klero.engine.loop import EngineLoop, Ticket
 from klero.engine.outputs import Delta, RequestOutput
 from klero.errors import RequestError
 
@@ -17,9 +17,9 @@ class DeltaStream:
     holding it any more) ends the request before the next step.
     """
 
-    def __init__(self, loop: EngineLoop, ask: Callable[[], Awaitable[Asked]]) -> None:
+    def __init__(self, loop: EngineLoop, ask: Callable[[], Awaitable[Ticket]]) -> None:
         self._loop, self._ask = loop, ask
-        self._asked: Asked | None = None
+        self._ticket: Ticket | None = None
         self._over = self._reading = False
         self._error: BaseException | None = None  # came right behind deltas that were read
         self.output: RequestOutput | None = None
@@ -29,15 +29,15 @@ class DeltaStream:
 
         Raises what is wrong with it: RequestError, ParameterError, QueueFullError.
         """
-        if self._asked is not None or self._over:
+        if self._ticket is not None or self._over:
             return
         try:
-            asked = await self._ask()
+            ticket = await self._ask()
             if self._over:  # closed while its grammar was compiled
                 return
-            self._asked = asked
-            if not await asyncio.wrap_future(self._loop.submit(asked)):
-                news = asked.news.get_nowait()
+            self._ticket = ticket
+            if not await asyncio.wrap_future(self._loop.submit(ticket)):
+                news = ticket.news.get_nowait()
                 assert isinstance(news, BaseException)
                 raise news
         except BaseException:
@@ -58,9 +58,9 @@ class DeltaStream:
             deltas = list[Delta]()
             while isinstance(news, Delta):
                 deltas.append(news)
-                if self._asked is None or self._asked.news.empty():
+                if self._ticket is None or self._ticket.news.empty():
                     return deltas
-                news = self._asked.news.get_nowait()
+                news = self._ticket.news.get_nowait()
             if isinstance(news, BaseException) and deltas:
                 self._over, self._error = True, news
             else:
@@ -86,8 +86,8 @@ class DeltaStream:
     async def aclose(self) -> None:
         """End the request if it runs; the stream is over, for a task that waits in it too."""
         self._leave()
-        if self._reading and self._asked is not None:
-            self._asked.news.put_nowait(RequestError("the stream was closed"))  # wakes that task
+        if self._reading and self._ticket is not None:
+            self._ticket.news.put_nowait(RequestError("the stream was closed"))  # wakes that task
 
     def __del__(self) -> None:
         self._leave()
@@ -99,12 +99,12 @@ class DeltaStream:
 
     async def _next(self) -> Delta | RequestOutput | BaseException | None:
         """The next news; None at the end, whoever brought it about."""
-        if self._asked is None:
+        if self._ticket is None:
             await self.start()
-        if self._over or self._asked is None:
+        if self._over or self._ticket is None:
             return None
         try:
-            news = await self._asked.news.get()
+            news = await self._ticket.news.get()
         except BaseException:
             self._leave()
             raise
@@ -120,5 +120,5 @@ class DeltaStream:
     def _leave(self) -> None:
         if not self._over:
             self._over = True
-            if self._asked is not None:
-                self._loop.drop(self._asked)
+            if self._ticket is not None:
+                self._loop.drop(self._ticket)

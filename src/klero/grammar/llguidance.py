@@ -24,6 +24,10 @@ I32 = npt.NDArray[np.int32]
 MAX_REASON = 300
 
 
+AMBIGUOUS = "Current row has"
+"""In what llguidance says of a text that can be read in too many ways."""
+
+
 class Limits(NamedTuple):
     """What a grammar may cost, in llguidance's own measures.
 
@@ -223,12 +227,15 @@ class LLMatcher(EndedMatcher):
         """Ask llguidance; GrammarError where it fails with a lexer that has seen this text only.
 
         What a lexer may remember is limited, and so is the work for what it does not remember yet. Others fill it, and
-        spare it work, so a failure with a lexer that is shared says nothing about this text.
+        spare it work, so a failure with a lexer that is shared says nothing about this text. A text that is too
+        ambiguous is so with any lexer, and following it again would take as long as all of it took.
         """
         if not self.inner.is_error():
             answer = question()
             if not self.inner.is_error():
                 return answer
+        if AMBIGUOUS in self.inner.get_error():
+            raise self._grammar.failed(self.inner)
         return self._begin_anew(question)
 
     def _begin_anew(self, question: Callable[[], Any]) -> Any:

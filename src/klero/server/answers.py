@@ -3,80 +3,37 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import klero
 from klero.engine import Delta, RequestOutput
-from klero.logprobs import Logprobs
+from klero.params.guided import GUIDED
 from klero.server.asked import Asked
 from klero.server.call_forms import Call
 from klero.server.errors import internal, unavailable
+from klero.server.json_bytes import dump, in_pieces
 from klero.server.logprobs import EVERY_TOKEN, Legacy, TokenTexts, chat_logprobs, receipts
-from klero.server.tools import CallReader, MarkedText, marks_hidden
+from klero.server.tools import CallReader, MarkedText, hidden_marks
 
 if TYPE_CHECKING:
     from klero.engine import LLM, CompletionOutput
-    from klero.finish import StopReason
 
 PREFIX = {"completion": "cmpl-", "chat": "chatcmpl-"}
 OBJECTS = {
     ("completion", True): "text_completion", ("completion", False): "text_completion",
     ("chat", True): "chat.completion", ("chat", False): "chat.completion.chunk",
 }  # fmt: skip
-PIECE = 64  # entries of a list that are written without a break
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 VOCABULARY = 2**17  # about so many entries are every token
-TELLABLE = ("no token is left for position", "the model's logits for position")
+TELLABLE = (
+    "no token is left for position", "the model's logits for position", "grammar: ", *(f"{name}=" for name in GUIDED),
+)  # fmt: skip
 """How errors of a choice begin that are about its request, and not about the server."""
 
 
 def new_id(kind: Literal["completion", "chat"]) -> str:
     """A name for an answer that no other has."""
     return PREFIX[kind] + secrets.token_hex(16)
-
-
-def fingerprint_of(llm: LLM, model: str) -> str:
-    """A name for what decides an answer beside the request: the version, the model and how it computes."""
-    engine = llm.engine
-    dtype = str(getattr(getattr(engine.model, "module", None), "dtype", ""))
-    facts = [klero.__version__, model, engine.limits.vocab_size, engine.max_model_len, engine.reproducible, dtype]
-    return "fp_" + hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-
-
-def dump(value: Any) -> bytes:
-    """JSON, compact, in UTF-8. ValueError for NaN and infinities, which no answer has."""
-    return _encode(value).encode()
-
-
-def in_pieces(value: Any) -> Iterator[bytes]:
-    """The same bytes in pieces, none of more than PIECE entries of a list: other threads may run between them."""
-    if isinstance(value, dict):
-        for i, (name, item) in enumerate(value.items()):
-            yield (b"," if i else b"{") + dump(name) + b":"
-            yield from in_pieces(item)
-        yield b"}" if value else b"{}"
-    elif isinstance(value, list) and len(value) > PIECE:
-        for i in range(0, len(value), PIECE):
-            yield (b"," if i else b"[") + dump(value[i : i + PIECE])[1:-1]
-        yield b"]"
-    else:
-        yield dump(value)
-
-
-class News(NamedTuple):
-    """What is new of a choice. All of it, for an answer that is no stream."""
-
-    text: str
-    token_ids: Sequence[int]
-    finish_reason: str | None
-    stop_reason: StopReason
-    error: str | None
-    seed: int
-    reproducible: bool
-    logprobs: Logprobs | None
 
 
 class Answer:
@@ -88,15 +45,15 @@ class Answer:
     def __init__(
         self, asked: Asked, llm: LLM, *, model: str, answer_id: str, created: int, fingerprint: str
     ) -> None:  # fmt: skip
-        self._asked, self._id = asked, answer_id
+        self._asked = asked
         self._envelope: dict[str, Any] = {
             "id": answer_id, "created": created, "model": model, "system_fingerprint": fingerprint,
         }  # fmt: skip
         if asked.request_id is not None:
             self._envelope["request_id"] = asked.request_id
-        hidden = frozenset[int]() if asked.form is None else marks_hidden(asked.form, llm)
+        hidden = frozenset[int]() if asked.form is None else hidden_marks(asked.form, llm)
         self._choices = [
-            [Choice(asked, llm, i, j, answer_id, hidden) for j in range(params.n)]
+            [ChoiceWriter(asked, llm, i, j, answer_id, hidden) for j in range(params.n)]
             for i, params in enumerate(asked.params)
         ]
         self._held: dict[int, list[Delta]] = {}  # deltas by prompt, until its logprobs are there
@@ -104,14 +61,13 @@ class Answer:
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """The answer to all prompts, in their order. ApiError where a choice has no end of its own."""
-        return self._around(True, list(self._wholes(outputs))) | {"usage": usage_of(outputs)}
+        return self._envelope_of(True) | {"choices": list(self._wholes(outputs)), "usage": usage_of(outputs)}
 
     def written(self, outputs: Sequence[RequestOutput]) -> bytes:
         """The same as JSON. One choice after the other, so that no more of them stand in memory as objects."""
-        empty = self._around(True, []) | {"usage": usage_of(outputs)}
-        head, _, tail = dump(empty).rpartition(b'"choices":[]')  # nothing behind it is a client's text
-        choices = (b"".join(in_pieces(choice)) for choice in self._wholes(outputs))
-        return b"".join((head, b'"choices":[', b",".join(choices), b"]", tail))
+        choices = b",".join(b"".join(in_pieces(choice)) for choice in self._wholes(outputs))
+        head, usage = dump(self._envelope_of(True))[:-1], dump(usage_of(outputs))
+        return b"".join((head, b',"choices":[', choices, b'],"usage":', usage, b"}"))
 
     def _wholes(self, outputs: Sequence[RequestOutput]) -> Iterator[dict[str, Any]]:
         for output in outputs:
@@ -119,7 +75,7 @@ class Answer:
                 refuse(one)  # before any of them is looked at
         for i, output in enumerate(outputs):
             for choice, one in zip(self._choices[i], output.outputs, strict=True):
-                yield choice.whole(choice.take(_news_of(one), output))
+                yield choice.whole(choice.take(one, output))
 
     def chunks(self, prompt_index: int, delta: Delta) -> list[dict[str, Any]]:
         """The events of one delta: one, or none while it is held. ApiError where the choice has no end of its own.
@@ -138,29 +94,23 @@ class Answer:
         """Whether events of a prompt are held."""
         return prompt_index in self._held
 
-    def ended(self, prompt_index: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+    def release(self, prompt_index: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """The events that were held, once a prompt has ended: one by one, as each may be long."""
         for delta in self._held.pop(prompt_index, ()):
             yield self._chunk(prompt_index, delta, output)
 
     def usage_chunk(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """The last event of a stream whose usage was asked for."""
-        return self._around(False, []) | {"usage": usage_of(outputs)}
+        return self._envelope_of(False) | {"choices": [], "usage": usage_of(outputs)}
 
     def _chunk(self, prompt_index: int, delta: Delta, output: RequestOutput | None) -> dict[str, Any]:
         choice = self._choices[prompt_index][delta.index]
-        chunk = self._around(False, [choice.chunk(choice.take(_news_of(delta), output))])
+        chunk = self._envelope_of(False) | {"choices": [choice.chunk(choice.take(delta, output))]}
         return chunk | {"usage": None} if self._asked.include_usage else chunk
 
-    def _around(self, whole: bool, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self._envelope, "object": OBJECTS[self._asked.kind, whole], "choices": choices}
-
-
-def _news_of(one: CompletionOutput | Delta) -> News:
-    refuse(one)
-    return News(
-        one.text, one.token_ids, one.finish_reason, one.stop_reason, one.error, one.seed, one.reproducible, one.logprobs
-    )
+    def _envelope_of(self, whole: bool) -> dict[str, Any]:
+        """What stands before the choices of an answer, or of an event of one."""
+        return {**self._envelope, "object": OBJECTS[self._asked.kind, whole]}
 
 
 def num_entries(asked: Asked, outputs: Sequence[RequestOutput]) -> int:
@@ -199,8 +149,8 @@ def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class Said(NamedTuple):
-    """What a choice says of its news: text, calls, logprobs in the route's shape, and what klero adds."""
+class Part(NamedTuple):
+    """What an answer or an event says of a choice: text, calls, logprobs in the route's shape, and what klero adds."""
 
     text: str
     calls: list[dict[str, Any]]
@@ -210,7 +160,7 @@ class Said(NamedTuple):
     first: bool
 
 
-class Choice:
+class ChoiceWriter:
     """One choice as it comes: where its text, logprobs and calls stand. hidden: marks of calls that are no text."""
 
     def __init__(
@@ -237,45 +187,48 @@ class Choice:
             if hidden:
                 self._marked = MarkedText(llm, self._params, self._prompt_ids, hidden)
 
-    def take(self, news: News, output: RequestOutput | None) -> Said:
-        """What comes of news. output: the prompt's, where it has ended; with its logprobs."""
-        first, self._first = self._first, False
-        ended = news.finish_reason is not None
-        text, calls = self._read(news, ended)
-        reason = "tool_calls" if news.finish_reason == "stop" and self._num_calls else news.finish_reason
-        return Said(text, calls, self._logprobs(news, output, first), reason, self._extras(news, output, first), first)
+    def take(self, new: CompletionOutput | Delta, output: RequestOutput | None) -> Part:
+        """What is said of what a delta brings, or of the whole choice where the answer is no stream.
 
-    def whole(self, said: Said) -> dict[str, Any]:
+        output: the prompt's, where it has ended; with its logprobs.
+        """
+        first, self._first = self._first, False
+        ended = new.finish_reason is not None
+        text, calls = self._read(new, ended)
+        reason = "tool_calls" if new.finish_reason == "stop" and self._num_calls else new.finish_reason
+        return Part(text, calls, self._logprobs(new, output, first), reason, self._extras(new, output, first), first)
+
+    def whole(self, part: Part) -> dict[str, Any]:
         """The choice of an answer that is no stream."""
         if self._asked.kind == "completion":
-            return self._shaped({"text": said.text}, said)
-        message: dict[str, Any] = {"role": "assistant", "content": said.text, "refusal": None}
-        if said.calls:
-            calls = [{name: value for name, value in call.items() if name != "index"} for call in said.calls]
-            message |= {"content": said.text or None, "tool_calls": calls}
-        return self._shaped({"message": message}, said)
+            return self._shaped({"text": part.text}, part)
+        message: dict[str, Any] = {"role": "assistant", "content": part.text, "refusal": None}
+        if part.calls:
+            calls = [{name: value for name, value in call.items() if name != "index"} for call in part.calls]
+            message |= {"content": part.text or None, "tool_calls": calls}
+        return self._shaped({"message": message}, part)
 
-    def chunk(self, said: Said) -> dict[str, Any]:
+    def chunk(self, part: Part) -> dict[str, Any]:
         """The choice of an event."""
         if self._asked.kind == "completion":
-            return self._shaped({"text": said.text}, said)
-        delta: dict[str, Any] = {"role": "assistant"} if said.first else {}
-        if said.text or not said.calls:
-            delta["content"] = said.text
-        if said.calls:
-            delta["tool_calls"] = said.calls
-        return self._shaped({"delta": delta}, said)
+            return self._shaped({"text": part.text}, part)
+        delta: dict[str, Any] = {"role": "assistant"} if part.first else {}
+        if part.text or not part.calls:
+            delta["content"] = part.text
+        if part.calls:
+            delta["tool_calls"] = part.calls
+        return self._shaped({"delta": delta}, part)
 
-    def _shaped(self, part: dict[str, Any], said: Said) -> dict[str, Any]:
+    def _shaped(self, said: dict[str, Any], part: Part) -> dict[str, Any]:
         return {
-            "index": self._index, **part, "logprobs": said.logprobs, "finish_reason": said.finish_reason, **said.extras
+            "index": self._index, **said, "logprobs": part.logprobs, "finish_reason": part.finish_reason, **part.extras
         }
 
-    def _read(self, news: News, ended: bool) -> tuple[str, list[dict[str, Any]]]:
+    def _read(self, new: CompletionOutput | Delta, ended: bool) -> tuple[str, list[dict[str, Any]]]:
         """Text and calls."""
         if self._calls is None:
-            return news.text, []
-        text = news.text if self._marked is None else self._marked.push(news.token_ids, last=ended)
+            return new.text, []
+        text = new.text if self._marked is None else self._marked.push(new.token_ids, last=ended)
         found = self._calls.push(text, last=ended)
         calls = [self._call(item) for item in found if isinstance(item, Call)]
         return "".join(item for item in found if isinstance(item, str)), calls
@@ -287,32 +240,34 @@ class Choice:
         function = {"name": call.name, "arguments": call.arguments}
         return {"index": place, "id": name, "type": "function", "function": function}
 
-    def _logprobs(self, news: News, output: RequestOutput | None, first: bool) -> dict[str, Any] | None:
-        if self._asked.logprobs is None or news.logprobs is None:
+    def _logprobs(
+        self, new: CompletionOutput | Delta, output: RequestOutput | None, first: bool
+    ) -> dict[str, Any] | None:
+        if self._asked.logprobs is None or new.logprobs is None:
             return None
         if self._legacy is None:
-            return chat_logprobs(self._texts, news.token_ids, news.logprobs, self._asked.logprobs)
+            return chat_logprobs(self._texts, new.token_ids, new.logprobs, self._asked.logprobs)
         lists = {}
         if first and self._asked.echo and output is not None and output.prompt_logprobs is not None:
             lists = self._legacy.of_prompt(output.prompt_token_ids, output.prompt_logprobs)
-        new = self._legacy.of_output(news.token_ids, news.logprobs)
-        return {name: lists.get(name, []) + values for name, values in new.items()}
+        of_output = self._legacy.of_output(new.token_ids, new.logprobs)
+        return {name: lists.get(name, []) + values for name, values in of_output.items()}
 
-    def _extras(self, news: News, output: RequestOutput | None, first: bool) -> dict[str, Any]:
+    def _extras(self, new: CompletionOutput | Delta, output: RequestOutput | None, first: bool) -> dict[str, Any]:
         """What klero says beside OpenAI's fields."""
         asked, params = self._asked, self._params
-        stop = list(news.stop_reason) if isinstance(news.stop_reason, tuple) else news.stop_reason
+        stop = list(new.stop_reason) if isinstance(new.stop_reason, tuple) else new.stop_reason
         extras: dict[str, Any] = {"stop_reason": stop}
         if first:
-            extras |= {"seed": news.seed, "reproducible": news.reproducible}
+            extras |= {"seed": new.seed, "reproducible": new.reproducible}
         if asked.return_token_ids:
             extras |= {"prompt_token_ids": list(self._prompt_ids)} if first else {}
-            extras["token_ids"] = list(news.token_ids)
-        if news.logprobs is not None and (
+            extras["token_ids"] = list(new.token_ids)
+        if new.logprobs is not None and (
             asked.return_receipts or params.logprob_token_ids or params.return_kept or params.return_probs
         ):
-            extras["receipts"] = receipts(news.logprobs, 0)
-        if news.finish_reason is not None and self._tells_prompt and output is not None:
+            extras["receipts"] = receipts(new.logprobs, 0)
+        if new.finish_reason is not None and self._tells_prompt and output is not None:
             assert asked.prompt_logprobs is not None
             assert output.prompt_logprobs is not None
             extras["prompt_logprobs"] = receipts(output.prompt_logprobs, asked.prompt_logprobs)

@@ -13,15 +13,16 @@ from starlette.responses import Response
 
 import klero
 from klero.engine import LLM, AsyncLLM, RequestOutput
-from klero.server.answers import Answer, dump, new_id, num_entries
+from klero.server.answers import Answer, new_id, num_entries
 from klero.server.asked import Asked, chat_of, completion_of, detokenize_of, read_body, tokenize_of
-from klero.server.errors import ApiError, bad_request, error_of, method_not_allowed, model_not_found, not_found
+from klero.server.errors import ApiError, error_of, method_not_allowed, model_not_found, not_found, not_json
 from klero.server.guard import OUTCOME, Guard
+from klero.server.json_bytes import dump
 from klero.server.metrics import CONTENT_TYPE
 from klero.server.openapi import bounds_of, document
 from klero.server.options import ServerOptions
 from klero.server.service import Service
-from klero.server.sse import EventStream, ended, until_gone
+from klero.server.sse import EventStream, end_all, until_gone
 from klero.server.static import add_page
 from klero.server.streams import Streams
 
@@ -135,7 +136,7 @@ class Routes:
             return _refused(method_not_allowed((error.headers or {}).get("Allow", "")))
         if error.status_code == 404:
             return _refused(not_found())
-        return _refused(ApiError(error.status_code, str(error.detail), "invalid_request_error"))
+        return _refused(ApiError(error.status_code, str(error.detail)))
 
     async def _words(self, request: Request, read: Callable[..., dict[str, Any]]) -> Response:
         try:
@@ -157,7 +158,7 @@ class Routes:
                 )
                 await self._while_here(request, streams.start())
                 return EventStream(service, asked, answer, streams)
-            outputs = await self._while_here(request, _whole(llm, asked))
+            outputs = await self._while_here(request, _generated(llm, asked))
             long = num_entries(asked, outputs) > LONG_ANSWER
             written = asyncio.to_thread(answer.written, outputs) if long else None
             body = answer.written(outputs) if written is None else await self._run(written)
@@ -178,13 +179,11 @@ class Routes:
 
     async def _read(self, raw: bytes, read: Callable[[bytes], Any]) -> Any:
         """Read a body: a long one in a thread, and any other too while such a one is read, as all wait for the one
-        tokenizer. ApiError 400 where it is nested so deep that Python gives up."""
+        tokenizer."""
         in_thread = len(raw) >= LONG or self._num_reading > 0
         self._num_reading += in_thread
         try:
             return await self._run(asyncio.to_thread(read, raw)) if in_thread else read(raw)
-        except RecursionError:
-            raise bad_request("the body is nested too deep") from None
         finally:
             self._num_reading -= in_thread
 
@@ -209,7 +208,7 @@ class Routes:
                 raise _Left
             return works.result()
         finally:
-            await ended(works, gone)
+            await end_all(works, gone)
 
     async def _run(self, work: Any) -> Any:
         with self._service.running():
@@ -234,17 +233,14 @@ async def _body_of(request: Request) -> bytes:
     is packed."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
-        raise ApiError(
-            415, f"content-type: {kind!r:.60}; send JSON, with the header 'Content-Type: application/json'",
-            "invalid_request_error",
-        )  # fmt: skip
+        raise not_json("content-type", kind, "send JSON, with the header 'Content-Type: application/json'")
     packed = request.headers.get("content-encoding", "identity").strip().lower()
     if packed != "identity":
-        raise ApiError(415, f"content-encoding: {packed!r:.60}; send the body as it is", "invalid_request_error")
+        raise not_json("content-encoding", packed, "send the body as it is")
     return b"".join([piece async for piece in request.stream()])  # nobody keeps it as long as the request lasts
 
 
-async def _whole(llm: AsyncLLM, asked: Asked) -> list[RequestOutput]:
+async def _generated(llm: AsyncLLM, asked: Asked) -> list[RequestOutput]:
     """The answers to all prompts; if one fails, the others are dropped."""
     tasks = [
         asyncio.create_task(llm.generate(prompt, one, priority=asked.priority, cache_salt=asked.cache_salt))
@@ -253,7 +249,7 @@ async def _whole(llm: AsyncLLM, asked: Asked) -> list[RequestOutput]:
     try:
         return list(await asyncio.gather(*tasks))
     finally:
-        await ended(*tasks)
+        await end_all(*tasks)
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -18,11 +18,11 @@ from klero.server.bodies import SAMPLING, parsed, place_of, read_body, unknown
 from klero.server.call_forms import Form
 from klero.server.errors import refusal_of
 from klero.server.fields import FIELDS, NOT_OVER_HTTP
-from klero.server.limits import LISTED, faults_beyond
-from klero.server.prompts import Rendered, as_ids, faults_of_prompt, rendered, room_of
+from klero.server.limits import LISTED, fault_of_waiting, faults_beyond, faults_of_answer
+from klero.server.prompts import as_ids, faults_of_prompt, rendered, room_of
 from klero.server.schemas import Body, ChatCompletionRequest, CompletionRequest
+from klero.server.tokens import detokenize_of, tokenize_of
 from klero.server.tools import Use, use_of
-from klero.server.words import detokenize_of, tokenize_of
 
 if TYPE_CHECKING:
     from klero.engine import LLM
@@ -83,9 +83,10 @@ def completion_of(body: Mapping[str, Any], llm: LLM, options: ServerOptions) -> 
             fields["prompt_logprobs"] = -1
         if prompt_logprobs is None:
             parts.names["prompt_logprobs"] = parts.names.get("logprobs", "logprobs")
+    parts.score(request.return_receipts)
     params = parts.params(DEFAULTS | {"max_tokens": MAX_TOKENS}, options, num_prompts=len(request.prompt))
     prompts = [] if len(request.prompt) > options.max_prompts else _prompts_of(request.prompt, parts, llm)
-    return _asked("completion", parts, request, params, prompts, llm,
+    return _asked("completion", parts, request, params, prompts, llm, options,
                   {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs, "echo": echo})  # fmt: skip
 
 
@@ -110,16 +111,17 @@ def chat_of(body: Mapping[str, Any], llm: LLM, options: ServerOptions) -> Asked:
         _check_beside(parts)
         parts.take(use.fields, "tools")
     prompt_logprobs = fields.get("prompt_logprobs")
+    parts.score(request.return_receipts)
     params = parts.params(DEFAULTS, options)
     prompts: list[list[int]] = []
     if "messages" not in parts.broken:
         extra = {} if request.reasoning_effort is None else {"reasoning_effort": request.reasoning_effort}
         one = rendered(request, use.tools, llm, extra)
-        if isinstance(one, Rendered):
-            prompts = [one.ids]
-        else:
+        if isinstance(one, Fault):
             parts.faults.append(one)
-    return _asked("chat", parts, request, params, prompts, llm,
+        else:
+            prompts = [one]
+    return _asked("chat", parts, request, params, prompts, llm, options,
                   {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs, "echo": False, "form": use.form,
                    "functions": use.names})  # fmt: skip
 
@@ -140,7 +142,7 @@ def _top_logprobs(request: ChatCompletionRequest, parts: _Parts, options: Server
 def _check_beside(parts: _Parts) -> None:
     """Refuse what would keep the model from calling, or hide its calls."""
     fields = parts.fields
-    guided = next((name for name in GUIDED if fields.get(name) not in (None, False)), None)
+    guided = next((name for name in GUIDED if not _silent(fields.get(name))), None)
     if guided is not None:
         rule = "stands beside tools, whose calls it would forbid; give one of them, or tool_choice 'none'"
         parts.tell([Fault(guided, fields.pop(guided), rule)])
@@ -168,12 +170,17 @@ class _Parts:
     def take(self, more: Mapping[str, Any], name: str) -> None:
         """Fields that another one stands for, by its name."""
         for field, value in more.items():
-            if self.fields.get(field) not in (None, False):
+            if not _silent(self.fields.get(field)):
                 rule = f"stands beside {self.names.get(field, field)}, which means the same; give one of them"
                 self.faults.append(Fault(name, value, rule))
             else:
                 self.fields[field] = value
                 self.names[field] = name
+
+    def score(self, receipts: bool | None) -> None:
+        """Receipts are those of scored tokens."""
+        if receipts and self.fields.get("logprobs") is None:
+            self.fields["logprobs"] = 0
 
     def params(
         self, defaults: Mapping[str, Any], options: ServerOptions, num_prompts: int = 1
@@ -201,7 +208,7 @@ def _split(body: Mapping[str, Any], model: type[Body], not_here: Mapping[str, st
     nobodys = [(name, value) for name, value in others.items() if name not in known and name not in not_here]
     broken = {place_of(fault) for fault in faults}
     for name, why in not_here.items():
-        if others.get(name) not in (None, False, []):
+        if not (_silent(others.get(name)) or others[name] == []):
             faults.append(Fault(name, others[name], why))
         known.pop(name, None)
     faults += unknown(nobodys, [*own, *SAMPLING])
@@ -209,6 +216,11 @@ def _split(body: Mapping[str, Any], model: type[Body], not_here: Mapping[str, st
     fields, twice = resolve_aliases(given)
     names = {ALIASES[name]: name for name in given if name in ALIASES}
     return _Parts(request, fields, names, faults + twice, broken)
+
+
+def _silent(value: Any) -> bool:
+    """Whether a field says nothing; 0 is none of that."""
+    return value is None or value is False
 
 
 def _prompts_of(given: Sequence[str | list[int]], parts: _Parts, llm: LLM) -> list[list[int]]:
@@ -230,7 +242,7 @@ def _place(i: int, num: int) -> str:
 
 def _asked(
     kind: Literal["completion", "chat"], parts: _Parts, request: Body, params: SamplingParams | None,
-    prompts: list[list[int]], llm: LLM, look: dict[str, Any],
+    prompts: list[list[int]], llm: LLM, server: ServerOptions, look: dict[str, Any],
 ) -> Asked:  # fmt: skip
     """Check what is left against the model, and put it together. ApiError with every fault."""
     options = request.stream_options
@@ -239,7 +251,12 @@ def _asked(
     if request.priority and not llm.engine.limits.takes_priority:
         rule = "the server takes requests in the order they come; leave it out"
         parts.faults.append(Fault("priority", request.priority, rule))
-    each = [] if params is None else _each(kind, params, prompts, parts, llm, request)
+    each = [] if params is None else _each(kind, params, prompts, parts, llm)
+    if each and not parts.faults:
+        limits, most = llm.engine.limits, llm.engine.options.max_num_waiting
+        parts.tell(faults_of_answer(prompts, each, echo=look["echo"], limits=limits, options=server))
+        waiting = fault_of_waiting(each[0].n * len(each), most, len(prompts))
+        parts.faults += [] if waiting is None else [waiting]
     if parts.faults:
         raise refusal_of(parts.faults)
     return Asked(
@@ -250,12 +267,10 @@ def _asked(
 
 
 def _each(
-    kind: str, params: SamplingParams, prompts: list[list[int]], parts: _Parts, llm: LLM, request: Body
+    kind: str, params: SamplingParams, prompts: list[list[int]], parts: _Parts, llm: LLM
 ) -> list[SamplingParams]:
     """The parameters of every prompt: seeds spread, and a length that nobody asked for as long as fits."""
     limits = llm.engine.limits
-    if request.return_receipts and params.logprobs is None:
-        params = params.but(logprobs=0)
     for check in (llm.words_as_ids, lambda asked: check_width(asked, limits.vocab_size, limits.num_scored)):
         try:
             params = check(params) or params

@@ -149,6 +149,8 @@ def _too_deep(text: str) -> Exception:
     if text.lstrip()[:1] != "{" or not name:
         return bad_request(f"the body {TOO_DEEP}")
     return refusal_of([Fault(_written(str(json.loads(name)))[:64], Unreadable("[...]", TOO_DEEP), "")])
+
+
 def parsed(own: dict[str, Any], model: type[B]) -> tuple[B, list[Fault]]:
     """A body's own fields, and what is wrong with them. For those at fault it has nothing, or a stand-in if it must."""
     try:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from klero.errors import Fault, KleroError, ParameterError, QueueFullError, RequestError
 
@@ -14,6 +15,21 @@ RETRY_AFTER = "1"
 MOST_FAULTS = 64
 INVALID, SERVER = "invalid_request_error", "server_error"
 NO_NAMES: Mapping[str, str] = {}
+RULES: Mapping[str, str] = {
+    "missing": "is missing",
+    "extra_forbidden": "is not known here; leave it out",
+    "string_type": "must be a text",
+    "string_too_short": "is too short; the least length is {min_length}",
+    "string_too_long": "is too long; the greatest length is {max_length}",
+    "string_pattern_mismatch": "must match {pattern}",
+    "bool_type": "must be true or false",
+    "int_type": "must be an integer",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "literal_error": "must be {expected}",
+}
+"""What is said of each of pydantic's faults: its own words are for those who write Python, and tell no way out."""
 _ENGINE_NAME = re.compile(r"^request-[0-9a-f]+-[0-9]+: ")  # what AsyncLLM calls a request, which the client never said
 
 
@@ -89,6 +105,16 @@ def method_not_allowed(allow: str) -> ApiError:
     return ApiError(405, f"this path takes {allow}", INVALID, None, "method_not_allowed", {"Allow": allow})
 
 
+def too_slow(seconds: float) -> ApiError:
+    """408. seconds: in which a body must be sent. The connection is closed, as the rest may come at any time."""
+    return ApiError(408, f"the body was not sent within {seconds:g} s", headers={"Connection": "close"})
+
+
+def not_json(header: str, value: str, way: str) -> ApiError:
+    """415. header, value: by which the body is no plain JSON; way: what to send instead."""
+    return ApiError(415, f"{header}: {value!r:.60}; {way}")
+
+
 def too_large(limit: int) -> ApiError:
     """413. limit: of a body, in bytes."""
     return ApiError(413, f"the body is larger than {limit} bytes; ask for less in one request", INVALID, None,
@@ -115,7 +141,7 @@ def unavailable(why: str = "the server is not ready") -> ApiError:
 def error_of(error: BaseException, names: Mapping[str, str] = NO_NAMES) -> ApiError:
     """What a client is told of an exception. names: fields of SamplingParams, as the body spelled them.
 
-    Only what klero says of a request is repeated; the text of anything else stays in `detail`.
+    Only what klero says of a request is repeated; of anything else the server's log has to speak.
     """
     if isinstance(error, ApiError):
         return error
@@ -129,17 +155,24 @@ def error_of(error: BaseException, names: Mapping[str, str] = NO_NAMES) -> ApiEr
         if isinstance(error.__cause__, KleroError):  # the engine has ended, which is no fault of the request
             return unavailable("the engine has ended")
         return bad_request(_ENGINE_NAME.sub("", str(error)))
-    return internal(f"{type(error).__name__}: {error}")
+    return internal()
 
 
 def faults_of(error: ValidationError) -> list[Fault]:
     """What is wrong with a body, each fault under its path, such as messages[0].role."""
     faults = []
-    for one in error.errors(include_url=False, include_context=False):
-        missing = one["type"] == "missing"
-        rule = "is missing" if missing else one["msg"].removeprefix("Value error, ")
-        faults.append(Fault(_path(one["loc"]), None if missing else one["input"], rule))
+    for one in error.errors(include_url=False):
+        value = None if one["type"] == "missing" else one["input"]
+        faults.append(Fault(_path(one["loc"]), value, rule_of(one)))
     return faults
+
+
+def rule_of(error: ErrorDetails) -> str:
+    """The rule that one of pydantic's faults breaks; of those that klero raised, their own text."""
+    said, context = RULES.get(error["type"]), error.get("ctx", {})
+    if said is None or "rule" in context:  # which is of one that was told already, in a list
+        return error["msg"].removeprefix("Value error, ")
+    return said.format_map(context)
 
 
 def _path(places: tuple[int | str, ...]) -> str:

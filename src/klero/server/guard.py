@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import re
 import secrets
+import time
 from collections.abc import Iterable
 from typing import Any
 
-from klero.server.answers import dump
-from klero.server.errors import ApiError, internal, too_large, unauthorized
+from klero.server.errors import ApiError, internal, too_large, too_slow, unauthorized
+from klero.server.json_bytes import dump
 from klero.server.service import Service
 from klero.server.static import FILES
 
@@ -19,7 +21,9 @@ Message = dict[str, Any]
 OPEN = frozenset({"/health", "/ready", *FILES})
 REQUEST_ID = b"x-request-id"
 NAME = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+QUIET = frozenset({"/metrics"})  # asked so often that nobody wants a line of each
 OUTCOME = "klero.outcome"  # in the scope: what a route says that the status does not
+log = logging.getLogger("klero.server")
 
 
 class Guard:
@@ -42,6 +46,7 @@ class Guard:
         asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # the protocol's sends no body
         metrics, path, state = self.service.metrics, scope["path"], _Sending(send, _request_id(scope))
         metrics.began()
+        begin = time.monotonic()
         try:
             if path in OPEN:
                 await self.app(asked, receive, state)
@@ -53,7 +58,11 @@ class Guard:
             self.service.note(error)
             await state.error(internal())
         finally:
-            metrics.closed(self._labels.of(path), scope.get(OUTCOME) or state.outcome)
+            label, outcome = self._labels.of(path), scope.get(OUTCOME) or state.outcome
+            metrics.closed(label, outcome)
+            if path not in OPEN and label not in QUIET:
+                took = time.monotonic() - begin
+                log.info("%s %s %s %s %.3f s", state.request_id, asked["method"], label, outcome, took)
 
     async def _serve(self, scope: Scope, receive: Any, send: _Sending) -> None:
         if self._key is not None and not _brings(scope, self._key):
@@ -78,10 +87,9 @@ class Guard:
         if length is not None and length.isdigit() and int(length) > limit:
             raise too_large(limit)
         try:
-            return await asyncio.wait_for(_whole(receive, limit), seconds)
+            return await asyncio.wait_for(_collected(receive, limit), seconds)
         except TimeoutError:
-            message = f"the body was not sent within {seconds:g} s"
-            raise ApiError(408, message, "invalid_request_error", headers={"Connection": "close"}) from None
+            raise too_slow(seconds) from None
 
 
 class Labels:
@@ -153,7 +161,7 @@ class _Replay:
         return {"type": "http.request", "body": body, "more_body": False}
 
 
-async def _whole(receive: Any, limit: int) -> bytes | None:
+async def _collected(receive: Any, limit: int) -> bytes | None:
     """A body of at most so many bytes, None if it was broken off. ApiError 413."""
     body = bytearray()
     while True:

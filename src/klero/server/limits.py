@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from klero.engine.admission import ENTRY, answer_bytes, fault_of_bytes
 from klero.errors import Fault
 from klero.params.guided import GUIDED
 from klero.params.json_text import MAX_BYTES
+from klero.server.prompts import num_kept, room_of
 
 if TYPE_CHECKING:
+    from klero.engine.admission import Limits
+    from klero.params import SamplingParams
     from klero.server.options import ServerOptions
 
 EVERY_TOKEN = -1
@@ -18,6 +23,8 @@ LISTED = ("stop", "stop_token_ids", "bad_words", "bad_token_ids", "logit_bias")
 MOST_BIAS = 100
 MOST_CHARACTERS = {"stop": 4096, "bad_words": 16384}
 """Of all texts of a field together: each character of a stop string is a state of what looks for it."""
+MOST_KEPT = 1024
+"""Entries of a kept set: writing one of a whole vocabulary would hold up every stream."""
 
 
 def faults_beyond(fields: Mapping[str, Any], options: ServerOptions, num_prompts: int) -> list[Fault]:
@@ -90,6 +97,37 @@ def _of_sizes(fields: Mapping[str, Any], options: ServerOptions) -> Iterator[Fau
         size = len(value.encode("utf-8", "replace"))
         if size > most:
             yield Fault(name, f"{size} bytes", f"must be at most {most} bytes of UTF-8; this server compiles no more")
+
+
+def faults_of_answer(
+    prompts: Sequence[Sequence[int]], each: Sequence[SamplingParams], *, echo: bool, limits: Limits,
+    options: ServerOptions,
+) -> Iterator[Fault]:  # fmt: skip
+    """Whether the answer to all prompts may be too large. each: parameters of each prompt, with its length."""
+    params, total = each[0], Counter[str]()
+    kept = min(params.top_k or limits.vocab_size, limits.vocab_size) if params.top_k != -1 else limits.vocab_size
+    listed = [name for name in ("return_kept", "return_probs") if getattr(params, name)]
+    if listed and kept > MOST_KEPT and options.max_logprobs != EVERY_TOKEN:
+        rule = f"may list {kept} tokens beside each; give a top_k of at most {MOST_KEPT} too"
+        yield from (Fault(name, True, rule) for name in listed)
+        return
+    for ids, one in zip(prompts, each, strict=True):
+        num_prompt = num_kept(ids, one)
+        max_tokens = room_of(ids, one, limits) if one.max_tokens is None else one.max_tokens
+        sizes = answer_bytes(num_prompt, max_tokens, one, limits)
+        sizes["prompt_logprobs"] *= one.n if echo else 1
+        total.update(sizes | dict.fromkeys(listed, ENTRY * kept * one.n * max_tokens))
+    fault = fault_of_bytes(total, params, limits.max_answer_bytes)
+    if fault is not None:
+        yield fault
+
+
+def fault_of_waiting(num_choices: int, most: int | None, num_prompts: int) -> Fault | None:
+    """Whether so many choices never fit into the queue: who is told to come again would come for ever."""
+    if most is None or num_choices <= most:
+        return None
+    rule = f"make {num_choices} choices, and at most {most} wait here; ask for fewer at a time"
+    return Fault("prompt" if num_prompts > 1 else "n", f"{num_prompts} prompts", rule)
 
 
 def _is_integer(value: Any) -> bool:

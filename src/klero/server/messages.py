@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from klero.server.errors import MOST_FAULTS
+from klero.server.errors import MOST_FAULTS, rule_of
 from klero.server.fields import Refused, Schema, given, nullable
 
 LABEL = 256
@@ -66,10 +66,10 @@ def _faults_at(place: int, error: ValidationError) -> list[InitErrorDetails]:
     """The faults of one entry as those of its list."""
     return [
         InitErrorDetails(
-            type=PydanticCustomError(one["type"], "{rule}", {"rule": one["msg"]}),
+            type=PydanticCustomError(one["type"], "{rule}", {"rule": rule_of(one)}),
             loc=(place, *one["loc"]), input=one["input"],
         )
-        for one in error.errors(include_url=False, include_context=False)
+        for one in error.errors(include_url=False)
     ]  # fmt: skip
 
 
@@ -111,6 +111,8 @@ def _content(value: Any) -> Any:
     if not isinstance(value, list) or not value:
         raise ValueError("must be a text, or a list of parts {'type': 'text', 'text': ...}")
     return "".join(part.text for part in each(TextPart, value, 1, MOST_PARTS))
+
+
 CONTENT: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "maxItems": MOST_PARTS, "items": {
     "type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"], "additionalProperties": False}}]}  # fmt: skip

@@ -13,7 +13,6 @@ from klero.engine.times import RequestClock
 from klero.finish import FinishReason
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-OUTCOMES = ("answered", "refused", "busy", "failed", "left")
 REASONS = tuple(str(reason) for reason in FinishReason)
 _TO_FIRST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _BETWEEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -55,7 +54,7 @@ class Metrics:
         self._open.inc()
 
     def closed(self, route: str, outcome: str) -> None:
-        """Count an HTTP request that has ended, one of OUTCOMES."""
+        """Count an HTTP request that has ended: "answered", "refused", "busy", "failed" or "left"."""
         self._open.dec()
         self._requests.labels(route, outcome).inc()
 

@@ -63,7 +63,7 @@ ROUTES = (
     Route("/detokenize", "detokenize", "The text of token ids.", responses.DetokenizeResponse,
           schemas.DetokenizeRequest, errors=(*OF_BODIES, 404)),
     Route("/health", "get_health", "Whether the server lives.", responses.Health, errors=()),
-    Route("/ready", "get_ready", "Whether requests are taken.", responses.Health, errors=()),
+    Route("/ready", "get_ready", "Whether requests are taken.", responses.Readiness, errors=()),
     Route("/metrics", "get_metrics", "Figures for Prometheus."),
 )  # fmt: skip
 ANSWERS: list[type[BaseModel]] = [m for one in ROUTES for m in (one.answer, one.events) if m is not None]
@@ -124,7 +124,7 @@ def _answers(route: Route) -> Schema:
             "The answer; with stream true server-sent events, whose data are chunks, until [DONE] or an error."
         )
         ok["content"]["text/event-stream"] = {"schema": _event(route.events)}
-    if route.answer is responses.Health:
+    if route.answer in (responses.Health, responses.Readiness):
         return {"200": ok, "503": {**ok, "description": "The answer is no."}}
     error = {"application/json": {"schema": _named(responses.ErrorResponse)}}
     errors: Schema = {

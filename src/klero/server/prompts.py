@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from klero.engine import chat as chats
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from klero.engine.admission import Limits
 
 LONG_TEXT = 2**16  # characters
+ROLES = ("system", "developer", "user", "assistant", "tool")
 ARGUMENTS = ("tools", "chat_template_kwargs", "messages")
-
-
 _LONGEST: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
@@ -51,27 +50,29 @@ def _longest_token(llm: LLM) -> int:
     return _LONGEST[llm]
 
 
-class Rendered(NamedTuple):
-    """A conversation as token ids."""
-
-    ids: list[int]
-
-
 def rendered(
     request: Any, tools: list[dict[str, Any]] | None, llm: LLM, extra: Mapping[str, Any]
-) -> Rendered | Fault:
-    """The prompt of a conversation by the model's template, or what is wrong with it.
+) -> list[int] | Fault:
+    """The prompt of a conversation by the model's template, as token ids, or what is wrong with it.
 
     request: with messages, add_generation_prompt and chat_template_kwargs. extra: more for the template, which must use
     all of it.
     """
     more = {**(request.chat_template_kwargs or {}), **extra}
+    twice = next((name for name in extra if name in (request.chat_template_kwargs or {})), None)
+    if twice is not None:
+        return Fault(twice, extra[twice], "stands in chat_template_kwargs too; give one of them")
     try:
-        if any(message.tool_calls for message in request.messages) and not _uses(llm, "tool_calls", tools):
+        template = chats.template_of(llm.tokenizer, None, tools)
+        for i, message in enumerate(request.messages):
+            if message.role not in ROLES and not _quotes(template, message.role):
+                rule = f"must be one of {', '.join(ROLES)}; the chat template knows no other"
+                return Fault(f"messages[{i}].role", message.role, rule)
+        if any(message.tool_calls for message in request.messages) and "tool_calls" not in template:
             return Fault("messages", None, "hold tool_calls, which the chat template does not use; leave them out")
         ids = llm.render(
-            [as_template_has_it(message) for message in request.messages], tools=tools, chat_template_kwargs=more,
-            add_generation_prompt=request.add_generation_prompt is not False,
+            [as_template_has_it(message, template) for message in request.messages], tools=tools,
+            chat_template_kwargs=more, add_generation_prompt=request.add_generation_prompt is not False,
         )  # fmt: skip
     except RequestError as error:
         field, _, rule = str(error).partition(": ")
@@ -80,16 +81,19 @@ def rendered(
         if named is not None:
             return Fault(named, extra[named], "the chat template does not use it; leave it out")
         return Fault(name or "messages", None, rule if name else str(error))
-    return Rendered(ids)
+    return ids
 
 
-def _uses(llm: LLM, word: str, tools: list[dict[str, Any]] | None) -> bool:
-    return word in chats.template_of(llm.tokenizer, None, tools)
+def _quotes(template: str, word: str) -> bool:
+    return f"'{word}'" in template or f'"{word}"' in template
 
 
-def as_template_has_it(message: Message) -> dict[str, Any]:
-    """A message as chat templates read it: the arguments of calls as objects, which they write in their own way."""
+def as_template_has_it(message: Message, template: str) -> dict[str, Any]:
+    """A message as a chat template reads it: the arguments of calls as objects, which it writes in its own way; a
+    developer, where it knows none, as the system."""
     given = {**message.model_dump(exclude_none=True), "content": message.content}
+    if message.role == "developer" and not _quotes(template, "developer"):
+        given["role"] = "system"
     if not message.tool_calls:
         given.pop("tool_calls", None)  # templates look whether there is a list, not whether anything is in it
     for call in given.get("tool_calls", ()):
@@ -150,7 +154,8 @@ def _of_lengths(
     most, what = context_of(limits)
     room = most - num_prompt
     if room < (max_tokens != 0):
-        rule = f"{num_prompt} tokens, and {what}: no token can follow; shorten it, or set truncate_prompt_tokens"
+        way = "leave out older messages" if place == "messages" else "shorten it, or set truncate_prompt_tokens"
+        rule = f"{num_prompt} tokens, and {what}: no token can follow; {way}"
         return [Fault(place, f"{num_prompt} tokens", rule)]
     if max_tokens is not None and max_tokens > room:
         asked = num_prompt + max_tokens

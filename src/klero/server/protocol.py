@@ -13,11 +13,12 @@ from typing import Any, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from klero.server.answers import dump
 from klero.server.errors import bad_request
 from klero.server.guard import OUTCOME
+from klero.server.json_bytes import dump
 
 MAX_HEADER_BYTES = 2**16
+MOST_READ_AWAY = 2**24  # bytes that are read for the sake of the answer alone, as they were sent before it was seen
 LOOKS = 4  # at each connection, in the time that a client is given
 
 
@@ -45,6 +46,8 @@ class _Protocol(HttpToolsProtocol):
         self._num_unread, self._read_at = 0, 0.0  # bytes that it had not read at the last look, and when it last read
         self._deaf = False  # what comes is read away
         self._num_header_bytes = 0
+        self._num_before = 0  # bytes that came while the headers were not complete
+        self._num_read_away = 0
         self._next_look: asyncio.TimerHandle | None = None
 
     @property
@@ -73,10 +76,16 @@ class _Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Read requests, one after the other."""
         if self._deaf:
+            self._num_read_away += len(data)
+            if self._num_read_away > MOST_READ_AWAY:
+                self.transport.abort()
             return
         self._unset_keepalive_if_required()  # that timer does not know of half a request; the looks do
+        self._num_before += len(data)
         try:
             self.parser.feed_data(data)
+            if not self._deaf and not self.is_answering and self._num_before > MAX_HEADER_BYTES:
+                self.send_400_response("")  # a header that does not end, which the parser would gather for ever
         except httptools.HttpParserUpgrade as upgrade:
             if not self._deaf:
                 self._stay(data[upgrade.args[0] :])
@@ -105,7 +114,7 @@ class _Protocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header, unless they are too many."""
         if not self._deaf:
-            self._count(len(name) + len(value))
+            self._count(len(name) + len(value) + len(": \r\n"))
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -116,9 +125,9 @@ class _Protocol(HttpToolsProtocol):
             if self.parser.get_method() == b"CONNECT":
                 raise ValueError("this is no proxy")  # the parser makes a 400 of it
             return  # the request begins in `_stay`
-        self._deadline = math.inf
+        self._deadline, self._num_before = math.inf, 0
         super().on_headers_complete()
-        self.cycle.__class__ = _Cycle
+        self.cycle.__class__ = _Cycle  # uvicorn has just made it, and offers no hook to say of which class
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body."""
@@ -138,6 +147,7 @@ class _Protocol(HttpToolsProtocol):
         if self.cycle.more_body:
             self._linger()
         else:
+            self._num_before = 0
             self._owe(self.timeout_keep_alive)
 
     def resume_writing(self) -> None:

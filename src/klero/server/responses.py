@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -259,7 +259,12 @@ class ModelList(Said):
 
 
 class Health(Said):
-    """The answer of /health and /ready."""
+    """The answer of /health."""
 
-    status: str
-    detail: Any = None
+    status: Literal["ok", "failed"]
+
+
+class Readiness(Said):
+    """The answer of /ready."""
+
+    status: Literal["loading", "ready", "draining", "failed"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 import signal
@@ -51,9 +52,10 @@ def serve(model: Any = "smollm2", options: ServerOptions | None = None, **engine
 
     def load() -> AsyncLLM:
         llm = AsyncLLM(model, **engine)
-        half = "bfloat16" in str(getattr(getattr(llm.llm.engine.model, "module", None), "dtype", ""))
-        warm_up(np.uint16 if half else np.float32, scoring=True)  # else the first request for logprobs holds up all
-        llm.llm.engine.guides.warm()  # and the first with a grammar
+        made = llm.llm.engine
+        rows = np.uint16 if made.dtype == "bfloat16" else np.float32
+        warm_up(rows, scoring=True)  # else the first request for logprobs holds up all
+        made.guides.warm()  # and the first with a grammar
         return llm
 
     return server.run(load)
@@ -110,6 +112,9 @@ class Server:
 
     def _note_stops(self) -> None:
         if self._num_stops:
+            if self._num_stops == 1 and self.service.num_running:
+                running, seconds = self.service.num_running, self.options.drain_timeout
+                _say(f"{running} requests are being answered, for {seconds:g} s at most; a second signal ends them")
             self._stopped.set()
             self.service.drain()
         if self._num_stops > 1:
@@ -180,7 +185,7 @@ class Server:
         """Once the server is stopped, let what runs end, for a while; say if the engine has died meanwhile."""
         await self._stopped.wait()
         if not await self._settled(self.options.drain_timeout, self._hurried):
-            log.warning("requests run after drain_timeout, or a second signal; they end now")
+            log.warning("%d requests end now, unanswered", self.service.num_running)
             self.service.end_running()
             await self._settled(GRACE)
         try:
@@ -225,6 +230,19 @@ async def _first(*works: Coroutine[Any, Any, Any]) -> Any:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _say(text: str) -> None:
+    """Tell who started the server."""
+    print(f"klero: {text}", file=sys.stderr, flush=True)
+
+
+def _is_here(host: str) -> bool:
+    """Whether an address is this machine's alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def listen(options: ServerOptions) -> socket.socket:

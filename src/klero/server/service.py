@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from klero.engine import AsyncLLM
-from klero.server.answers import fingerprint_of
 from klero.server.errors import ApiError, queue_full, unavailable
+from klero.server.fingerprint import fingerprint_of
 from klero.server.metrics import Metrics
 from klero.server.options import ServerOptions
 
+SEED_BITS = 53  # of seeds that are made here: what JavaScript keeps of a number in JSON
 log = logging.getLogger("klero.server")
 
 
@@ -37,8 +38,9 @@ class Service:
 
     def open(self, llm: AsyncLLM) -> None:
         """Take requests."""
-        self._llm, self.fingerprint = llm, fingerprint_of(llm.llm, self.model)
+        self._llm, self.fingerprint = llm, fingerprint_of(llm.llm)
         self.metrics.watch(llm.llm.engine)
+        llm.llm.engine.seeds.num_bits = SEED_BITS
         if self.state == "loading":
             self.state, self.why = "ready", ""
 
@@ -109,7 +111,8 @@ class Service:
         """Log what was nobody's wish: the engine's own words; of an exception that nobody expected where it was raised,
         and what it says only where what clients sent may be logged."""
         if isinstance(error, ApiError):
-            log.error("a request failed: %s", error.detail or error.message)
+            said = error.detail or error.message  # of an exception its name comes first
+            log.error("a request failed: %s", said if self.options.log_prompts else said.partition(":")[0])
             return
         said = f": {error}" if self.options.log_prompts else ""
         where = "".join(traceback.format_tb(error.__traceback__))

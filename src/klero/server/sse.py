@@ -11,10 +11,11 @@ from typing import Any
 from starlette.responses import Response
 
 from klero.engine import Delta, RequestOutput
-from klero.server.answers import Answer, dump, in_pieces
+from klero.server.answers import Answer
 from klero.server.asked import Asked
 from klero.server.errors import ApiError, error_of
 from klero.server.guard import OUTCOME
+from klero.server.json_bytes import dump, in_pieces
 from klero.server.service import Service
 from klero.server.streams import Streams
 
@@ -57,7 +58,7 @@ async def events(asked: Asked, answer: Answer, streams: Streams) -> AsyncGenerat
             if not deltas:
                 outputs[place] = output = streams.output(place)
                 if answer.holds(place):
-                    yield await asyncio.to_thread(_joined, answer.ended(place, output))
+                    yield await asyncio.to_thread(_joined, answer.release(place, output))
     if asked.include_usage:
         yield event(answer.usage_chunk([outputs[place] for place in sorted(outputs)]))
     yield DONE
@@ -112,7 +113,7 @@ class EventStream(Response):
             if not sends.done():
                 scope[OUTCOME] = "left"
         finally:
-            await ended(sends, gone, keeps)
+            await end_all(sends, gone, keeps)
         if not sends.cancelled():
             sends.result()
 
@@ -149,7 +150,7 @@ async def until_gone(receive: Any) -> None:
         pass
 
 
-async def ended(*tasks: asyncio.Task[Any]) -> None:
+async def end_all(*tasks: asyncio.Task[Any]) -> None:
     """Cancel those of the tasks that run, and wait for all; what they raised is theirs to tell."""
     for task in tasks:
         task.cancel()

@@ -45,31 +45,38 @@ def use_of(request: ChatCompletionRequest, llm: LLM) -> Use:
         raise _fault("tools", twice, "is the name of two functions; give each its own")
     if choice == "none":
         return Use()
+    template = chats.template_of(llm.tokenizer, None, tools)
+    if "tools" not in chats.names_in(template):
+        rule = (
+            "the model's chat template has no place for tools, so it would not see them; serve a model whose template "
+            "has, leave tools out, or use response_format"
+        )
+        raise _fault("tools", f"{len(tools)} tools", rule)
     if isinstance(choice, Named) and choice.name not in names:
         raise _fault("tool_choice", choice.name, f"is none of the tools: {', '.join(names)}")
     if isinstance(choice, Named) or choice == "required":
         wanted = [tool for tool in given if not isinstance(choice, Named) or tool.function.name == choice.name]
         schema = schema_of_calls({tool.function.name: tool.function.parameters for tool in wanted})
         return Use(tools, {"json": schema}, GUIDED, frozenset(tool.function.name for tool in wanted))
-    return _freely(request, tools, llm)
+    return _freely(request, tools, template, llm)
 
 
-def _freely(request: ChatCompletionRequest, tools: list[dict[str, Any]], llm: LLM) -> Use:
+def _freely(request: ChatCompletionRequest, tools: list[dict[str, Any]], template: str, llm: LLM) -> Use:
     """The model decides whether to call."""
-    form = form_of(chats.template_of(llm.tokenizer, None, tools))
+    form = form_of(template)
     if form is None:
         rule = (
-            f"the chat template does not declare calls in a form that is known here ({', '.join(f.name for f in FORMS)}"
-            "); use tool_choice 'required' or name a function, or 'none'"
+            "the chat template does not declare calls in a form that is known here "
+            f"({'; '.join(form.name for form in FORMS)}); use tool_choice 'required' or name a function, or 'none'"
         )
-        raise _fault("tools", f"{len(tools)} of them", rule)
+        raise _fault("tools", f"{len(tools)} tools", rule)
     if request.parallel_tool_calls is False:
         rule = "nothing stops the model at one call where it decides itself; use tool_choice 'required', which is one"
         raise _fault("parallel_tool_calls", False, rule)
     names = frozenset(tool["function"]["name"] for tool in tools)
     if not any(tool["function"].get("strict") for tool in tools):
         return Use(tools, {}, form, names)
-    if form.tag is None or marks_hidden(form, llm):
+    if form.tag is None or hidden_marks(form, llm):
         rule = f"cannot be held in calls of the form {form.name}; use tool_choice 'required', or leave it out"
         raise _fault("tools", "strict", rule)
     begin, end = form.tag
@@ -81,6 +88,8 @@ def _freely(request: ChatCompletionRequest, tools: list[dict[str, Any]], llm: LL
 
 
 ANY = {"type": "object"}
+OF_NAMES = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+VALUES = ("const", "enum", "default", "examples")  # keywords that hold values, in which nothing is a reference
 
 
 def schema_of_calls(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,13 +107,17 @@ def schema_of_calls(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {**(calls[0] if len(calls) == 1 else {"anyOf": calls}), "$defs": definitions}
 
 
-def _moved(schema: Any, place: str) -> Any:
-    """A schema that stands at another place of a document: its references to itself follow."""
+def _moved(schema: Any, place: str, *, named: bool = False) -> Any:
+    """A schema that stands at another place of a document: its references to itself follow. named: keys are names."""
     if isinstance(schema, list):
         return [_moved(item, place) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {key: _moved(value, place) for key, value in schema.items()}
+    if named:
+        return {name: _moved(value, place) for name, value in schema.items()}
+    moved = {
+        key: value if key in VALUES else _moved(value, place, named=key in OF_NAMES) for key, value in schema.items()
+    }
     reference = moved.get("$ref")
     if isinstance(reference, str) and reference.startswith("#"):
         moved["$ref"] = place + reference[1:]
@@ -207,7 +220,7 @@ def _num_open(text: str, mark: str) -> int:
     return next((k for k in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:k])), 0)
 
 
-def marks_hidden(form: Form, llm: LLM) -> frozenset[int]:
+def hidden_marks(form: Form, llm: LLM) -> frozenset[int]:
     """The ids of the marks of a form that are special tokens, which text does not show."""
     vocabulary, encode = llm.engine.vocabulary, llm.engine.encode
     if vocabulary is None or encode is None:

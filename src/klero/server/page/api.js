@@ -4,6 +4,7 @@
 const NUMBER = /^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$/;
 const STRING_OR_NUMBER = /"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?/g;
 const INTEGER = /^-?\d+$/;
+const PATIENCE = 10_000; // milliseconds that a look at the model may take
 
 /** What a server refuses or breaks off. status: of HTTP, 200 in the middle of a stream, 0 without an answer. */
 export class ServerError extends Error {
@@ -37,12 +38,13 @@ function headers(key) {
 }
 
 async function ask(path, key, options) {
+  if (/[^!-~]/.test(key)) throw new ServerError(401, { message: "No header can bring this key." });
   let response;
   try {
     response = await fetch(path, { ...options, headers: headers(key), cache: "no-store", redirect: "error" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ServerError(0, { message: "The server cannot be reached." });
+    throw new ServerError(0, { message: "The server could not be reached." });
   }
   if (response.ok) return response;
   const text = await response.text();
@@ -55,8 +57,8 @@ async function ask(path, key, options) {
 
 /** The first model that is served. */
 export async function model(key) {
-  const answer = parse(await (await ask("v1/models", key, {})).text());
-  return answer.data[0];
+  const response = await ask("v1/models", key, { signal: AbortSignal.timeout(PATIENCE) });
+  return parse(await response.text()).data[0];
 }
 
 /**

@@ -6,12 +6,20 @@ import { make } from "./view.js";
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 const PATHS = { completion: "v1/completions", chat: "v1/chat/completions" };
 const ROLES = ["system", "user", "assistant"];
+const MOST = { completion: "64", chat: "256" }; // max_tokens until somebody says another
 const ESCAPES = { n: "\n", t: "\t", r: "\r", "\\": "\\" };
 const form = document.getElementById("ask");
 const messages = document.getElementById("messages");
 
 /** "completion" or "chat". */
 export const mode = () => form.elements.mode.value;
+
+/** Show the fields of the mode. */
+export function showMode() {
+  document.getElementById("of-completion").hidden = mode() !== "completion";
+  document.getElementById("of-chat").hidden = mode() !== "chat";
+  form.elements.max_tokens.defaultValue = MOST[mode()]; // what was typed stays
+}
 
 /** The request that the form makes: its path, and the fields of its body, each as JSON. */
 export function request() {

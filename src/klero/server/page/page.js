@@ -1,20 +1,19 @@
 // The page: asks, shows what comes while it comes, and asks again.
 
-import { ServerError, events, model } from "./api.js";
-import { addMessage, blame, bodyOf, mode, request, withSeed } from "./ask.js";
+import { ServerError, events } from "./api.js";
+import { addMessage, blame, bodyOf, request, showMode, withSeed } from "./ask.js";
+import { commandOf, copy } from "./curl.js";
+import { askForKey, keyNow, look } from "./model.js";
 import { Answer } from "./tokens.js";
 import { draw, make, tell } from "./view.js";
 import { walk } from "./walk.js";
 
-const LOOK = 1500; // milliseconds between two looks at a server that is not ready
-const KEY = "klero.key";
+const TOLD = 2000; // milliseconds that a button says what it did
 const $ = (id) => document.getElementById(id);
 const tokens = $("tokens");
 const elements = new Map(); // token -> its element
-let key = sessionStorage.getItem(KEY);
 let running = null; // what ends the answer that comes
-let last = null; // the request and the answer that are shown
-let after = null; // what is done once there is a key
+let last = null; // the request and the answer that are shown, up to the first event of another
 
 const walked = walk(tokens, (element) => {
   const place = [...tokens.children].indexOf(element);
@@ -31,27 +30,6 @@ function close() {
   return button;
 }
 
-/** Ask for the model until there is one. */
-async function look() {
-  try {
-    const card = await model(key);
-    $("model").replaceChildren(make("b", "", card.id), ` · ${card.max_model_len} tokens of context`);
-    $("model").className = "ready";
-  } catch (error) {
-    $("model").className = "";
-    $("model").textContent = error.message;
-    if (error.status === 401) askForKey(look, error);
-    else setTimeout(look, LOOK);
-  }
-}
-
-function askForKey(then, error) {
-  after = then;
-  $("model").textContent = error.message;
-  $("key-form").hidden = false;
-  $("key").focus();
-}
-
 function tellError(error) {
   $("error").hidden = error === null;
   $("error").textContent = error?.message ?? "";
@@ -63,53 +41,71 @@ function setRunning(controller) {
   running = controller;
   $("run").disabled = $("again").disabled = controller !== null;
   $("halt").disabled = controller === null;
-  $("again").disabled ||= last?.answer.seed === null;
-  $("reply").hidden = controller !== null || !last.request.path.includes("chat") || !last.answer.finishReason;
+  $("again").disabled ||= last === null;
+  $("reply").hidden = controller !== null || !isChat(last) || !last.answer.finishReason || last.isReplied;
   tokens.ariaBusy = String(controller !== null);
-  if (haltFocused) $("again").focus();
+  $("answer").classList.toggle("waiting", controller !== null);
+  if (haltFocused) $(last ? "again" : "run").focus();
 }
 
-/** Send a request and show its answer. before: the text that it must repeat, where it is the same request again. */
+const isChat = (asked) => asked?.request.path.includes("chat") ?? false;
+
+/**
+ * Send a request and show its answer; until that comes, the one before stays. before: the text that it must repeat,
+ * where it is the same request again.
+ */
 async function run(asked, before = null) {
   const controller = new AbortController();
-  last = { request: asked, answer: new Answer(), begin: performance.now(), first: null, usage: null };
-  clear();
+  const key = keyNow();
+  const next = { request: asked, answer: new Answer(), begin: performance.now(), first: null, usage: null, key };
+  tellError(null);
   setRunning(controller);
+  $("status").textContent = "The answer comes.";
   let end = "";
   try {
-    for await (const found of events(asked.path, bodyOf(asked), key, controller.signal)) take(found);
-    end = ended(last.answer, before);
+    for await (const found of events(asked.path, bodyOf(asked), key, controller.signal)) {
+      if (found.length && last !== next) replace(next);
+      take(found);
+    }
+    end = ended(next, before);
   } catch (error) {
     if (error.name === "AbortError") {
       end = "stopped by you";
     } else if (error instanceof ServerError) {
-      end = last.answer.tokens.length ? "broken off" : "";
-      if (error.status === 401) askForKey(() => run(asked, before), error);
+      end = "broken off";
+      if (error.status === 401) askForKey(() => running ?? run(asked, before));
       else tellError(error);
+      if (error.status < 400 || error.status >= 500) look();
     } else {
       throw error;
     }
   } finally {
     setRunning(null);
-    showFacts(end);
+    $("status").textContent = "";
+    if (last === next) showFacts(end);
   }
 }
 
-function ended(answer, before) {
+function ended(asked, before) {
+  const { request: { fields }, answer } = asked;
   if (before !== null) return answer.text === before ? "the same text again" : "another text than before";
+  if (answer.finishReason === "length") {
+    return isChat(asked) && !fields.max_tokens ? "the context is full" : "cut at max_tokens"; // a prompt has a default
+  }
   const at = typeof answer.stopReason === "string" ? ` at ${JSON.stringify(answer.stopReason)}` : "";
   return answer.finishReason + at;
 }
 
-function clear() {
-  tellError(null);
+/** The answer that comes takes the place of the one before. */
+function replace(next) {
+  last = next;
+  $("answer").classList.remove("waiting");
   elements.clear();
   walked.clear();
   tokens.replaceChildren();
   $("empty").hidden = true;
   $("details").hidden = true;
   $("facts").hidden = $("sent").hidden = true;
-  $("status").textContent = "The answer comes.";
 }
 
 /** Show what some events say. */
@@ -128,16 +124,11 @@ function take(found) {
     if (!tokens.firstChild) element.tabIndex = 0;
     tokens.append(element);
   }
-  if (last.answer.seed !== null && $("facts").hidden) showFacts("");
+  if (found.length && $("facts").hidden) showFacts("");
 }
 
 function showFacts(end) {
   const { answer, first, begin, usage } = last;
-  if (answer.seed === null) {
-    $("empty").hidden = false;
-    $("status").textContent = "";
-    return;
-  }
   const list = $("facts");
   list.replaceChildren();
   const add = (name, ...parts) => list.append(make("div", "", make("dt", "", name), make("dd", "", ...parts)));
@@ -161,8 +152,10 @@ function showFacts(end) {
 const duration = (ms) => ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`;
 
 /** The request that gives this answer again. */
+const same = () => withSeed(last.request, last.answer.seed);
+
 function sentText() {
-  const again = withSeed(last.request, last.answer.seed);
+  const again = same();
   const lines = Object.entries(again.fields).map(([name, json]) => `  ${JSON.stringify(name)}: ${json}`);
   return `POST /${again.path}\n{\n${lines.join(",\n")}\n}`;
 }
@@ -175,9 +168,12 @@ function keep(seed) {
   return button;
 }
 
-function showMode() {
-  $("of-completion").hidden = mode() !== "completion";
-  $("of-chat").hidden = mode() !== "chat";
+async function copyCommand() {
+  const again = same();
+  const url = new URL(again.path, document.baseURI).href;
+  const isCopied = await copy(commandOf(url, bodyOf(again), last.key !== ""));
+  $("curl").textContent = $("status").textContent = isCopied ? "Copied" : "The browser did not copy it";
+  setTimeout(() => { $("curl").textContent = "Copy as curl"; }, TOLD);
 }
 
 $("ask").addEventListener("submit", (event) => {
@@ -186,21 +182,13 @@ $("ask").addEventListener("submit", (event) => {
 });
 $("ask").addEventListener("change", showMode);
 $("halt").addEventListener("click", () => running?.abort());
-$("again").addEventListener("click", () => run(withSeed(last.request, last.answer.seed), last.answer.text));
+$("again").addEventListener("click", () => run(same(), last.answer.text));
+$("curl").addEventListener("click", copyCommand);
 $("add").addEventListener("click", () => addMessage("user").focus());
 $("reply").addEventListener("click", () => {
   addMessage("assistant", last.answer.text);
   addMessage("user").focus();
-  $("reply").hidden = true;
-});
-$("key-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  key = $("key").value.trim();
-  sessionStorage.setItem(KEY, key);
-  $("key").value = "";
-  $("key-form").hidden = true;
-  after?.();
-  if (after !== look) look();
+  last.isReplied = $("reply").hidden = true;
 });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {

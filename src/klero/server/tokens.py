@@ -10,7 +10,7 @@ from klero.finish import TextStream
 from klero.params import SamplingParams
 from klero.server.bodies import parsed, unknown
 from klero.server.errors import bad_request, model_not_found, refusal_of
-from klero.server.prompts import Rendered, rendered
+from klero.server.prompts import rendered
 from klero.server.schemas import DetokenizeRequest, Strict, TokenizeRequest
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def _ids_of(request: TokenizeRequest, llm: LLM) -> list[int]:
     if request.messages is not None:
         tools = None if not request.tools else [tool.model_dump(exclude_none=True) for tool in request.tools]
         one = rendered(request, tools, llm, {})
-        if not isinstance(one, Rendered):
+        if isinstance(one, Fault):
             raise refusal_of([one])
-        return one.ids
+        return one
     assert request.prompt is not None
     try:
         ids = llm.tokenize(request.prompt)
