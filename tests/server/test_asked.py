@@ -107,7 +107,7 @@ def test_prompts_are_texts_and_ids_and_lists_of_them(llm, prompt, ids):
 @pytest.mark.parametrize(
     "prompt, words",
     [
-        (None, "prompt=None: is missing"),
+        (None, "prompt: is missing"),
         ("", "prompt=[]: is empty"),
         ([], "must be a text, a list of token ids"),
         ([[]], "must be a text, a list of token ids"),
@@ -227,7 +227,7 @@ def test_one_fault_by_its_name(llm, body, param):
 
 
 def test_a_completion_has_no_messages(llm):
-    with pytest.raises(ApiError, match=r"^prompt=None: is missing; messages=.*: is not known here") as caught:
+    with pytest.raises(ApiError, match=r"^prompt: is missing; messages=.*: is not known here") as caught:
         completion_of({"messages": USER}, llm, OPTIONS)
     assert caught.value.param == "prompt"
 

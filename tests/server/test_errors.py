@@ -87,14 +87,14 @@ def tool(**fields):
         ({"messages": [{"role": "u", "content": "x", "y": 1}]}, ["messages[0].y=1: is not known here; leave it out"]),
         (
             {"messages": [{"content": "x", "name": "n" * 257}]},
-            ["messages[0].role=None: is missing", "is too long; the greatest length is 256"],
+            ["messages[0].role: is missing", "is too long; the greatest length is 256"],
         ),
         (
             {"messages": [{"role": "", "content": [{"type": "image_url"}]}]},
             [
                 "messages[0].role='': is too short; the least length is 1",
                 "messages[0].content[0].type='image_url': must be 'text'",
-                "messages[0].content[0].text=None: is missing",
+                "messages[0].content[0].text: is missing",
             ],
         ),
         (

@@ -83,7 +83,7 @@ def is_wrong(schema, literal):
 
 
 def names(message, field):
-    return re.search(rf"(^|; ){re.escape(field)}[=.\[]", message) is not None
+    return re.search(rf"(^|; ){re.escape(field)}(=|\.|\[|: )", message) is not None
 
 
 VALUES = [*JSON, *MEANINGLESS]

@@ -73,10 +73,15 @@ def refusal_of(faults: Iterable[Fault], names: Mapping[str, str] = NO_NAMES) -> 
     first's.
     """
     renamed = [Fault(names.get(fault.field, fault.field), fault.value, _rule_of(fault)) for fault in faults]
-    told = list(dict.fromkeys(str(fault) for fault in renamed[:MOST_FAULTS]))
+    told = list(dict.fromkeys(_told(fault) for fault in renamed[:MOST_FAULTS]))
     if len(renamed) > MOST_FAULTS:
         told.append(f"and {len(renamed) - MOST_FAULTS} more faults")
     return bad_request("; ".join(told), renamed[0].field)
+
+
+def _told(fault: Fault) -> str:
+    """A fault in words; without the value, where the body has none that could be shown."""
+    return f"{fault.field}: {fault.rule}" if fault.value is None else str(fault)
 
 
 def _rule_of(fault: Fault) -> str:
@@ -91,7 +96,7 @@ def unauthorized() -> ApiError:
 
 def model_not_found(name: str) -> ApiError:
     """404: another model than the one that is served."""
-    return ApiError(404, f"model={name!r:.80}: is not served here; GET /v1/models lists what is", INVALID, "model",
+    return ApiError(404, f"model={name!r:.80}: is not served here; GET /v1/models tells what is", INVALID, "model",
                     "model_not_found")  # fmt: skip
 
 

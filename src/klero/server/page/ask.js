@@ -96,7 +96,7 @@ export function blame(error) {
     field.removeAttribute("aria-errormessage");
   }
   if (!error) return;
-  const named = [...error.message.matchAll(/(?:^|; )(\w+)[^\s=]*=/g)].map((match) => match[1]);
+  const named = [...error.message.matchAll(/(?:^|; )(\w+)[^\s=:]*(?:=|: )/g)].map((match) => match[1]);
   if (error.param) named.push(error.param);
   for (const name of named) {
     const field = fieldOf(name);
@@ -109,5 +109,6 @@ export function blame(error) {
 function fieldOf(path) {
   const [, name, place] = /^(\w+)(?:\[(\d+)\])?/.exec(path) ?? [];
   if (name === "messages") return rows()[Number(place ?? -1)]?.content ?? rows().at(-1)?.content;
-  return form.elements[{ logprobs: "alternatives", top_logprobs: "alternatives" }[name] ?? name] ?? null;
+  const field = form.elements.namedItem({ logprobs: "alternatives", top_logprobs: "alternatives" }[name] ?? name ?? "");
+  return field instanceof Element ? field : null; // what was typed may look like a name
 }
