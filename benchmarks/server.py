@@ -32,7 +32,6 @@ from benchmarks import machine
 from klero import LLM, AsyncLLM, SamplingParams
 
 RESULTS = Path(__file__).parent / "results" / "server.jsonl"
-PROMPT_TOKENS = {"toy": 5, "smollm2": 100}
 VOCAB = {"toy": 257, "smollm2": 40000}
 
 
@@ -42,11 +41,12 @@ class Load(NamedTuple):
     model: str
     streams: int
     tokens: int
+    prompt_tokens: int
 
     def prompts(self, seed: int) -> list[list[int]]:
         draw = random.Random(seed)
         first = 1 if self.model == "toy" else 100
-        return [[draw.randrange(first, VOCAB[self.model] - 1) for _ in range(PROMPT_TOKENS[self.model])]
+        return [[draw.randrange(first, VOCAB[self.model] - 1) for _ in range(self.prompt_tokens)]
                 for _ in range(self.streams)]  # fmt: skip
 
     def fields(self, i: int) -> dict[str, Any]:
@@ -166,7 +166,8 @@ def server(model: str, streams: int) -> Iterator[str]:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Medians of all rounds, and their ratios."""
-    many, alone = Load(options.model, options.streams, options.tokens), Load(options.model, 1, 4)
+    many = Load(options.model, options.streams, options.tokens, options.prompt_tokens)
+    alone = many._replace(streams=1, tokens=4)
     took: dict[str, list[float]] = {}
 
     def note(name: str, value: float) -> None:
@@ -176,6 +177,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         for seed in range(options.rounds + 1):  # the first warms up
             if seed == 1:
                 took.clear()
+            print(f"round {seed} of {options.rounds}", file=sys.stderr, flush=True)
             note("generate", generate(llm, many, seed))
             for name, load in (("many", many), ("alone", alone)):
                 for turn in range(1 if name == "many" else 5):
@@ -212,6 +214,7 @@ def main() -> None:
     parser.add_argument("--model", choices=("toy", "smollm2"), default="toy")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=50)
+    parser.add_argument("--prompt-tokens", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--serve", action="store_true", help="be the server: what the benchmark starts")
     options = parser.parse_args()
