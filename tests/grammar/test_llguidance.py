@@ -286,3 +286,38 @@ def test_a_text_that_is_too_ambiguous_is_not_read_again(monkeypatch):
     with pytest.raises(GrammarError, match="Current row has 501 items"):
         follow_on()
     assert not begun
+
+
+class AtItsLimit:
+    """A matcher of llguidance's whose lexer is full: it refuses what comes, and says so when a mask is wanted."""
+
+    def __init__(self, inner):
+        self._inner, self._is_error = inner, False
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def try_consume_tokens(self, token_ids):
+        return 0
+
+    def unsafe_compute_mask_ptr(self, *_):
+        self._is_error = True
+
+    def is_error(self):
+        return self._is_error
+
+    def get_error(self):
+        return "too many lexer states"
+
+
+def test_a_full_lexer_refuses_nothing_that_another_takes():
+    """regex=".*[a-m].{500}" ended choices so, after hundreds of tokens."""
+    backend = backend_of("a", "b", "</s>", special=[2])
+    matcher = backend.compile(Source("regex", "ab*")).matcher((2,))
+    assert matcher.accept(0)
+    matcher.inner = AtItsLimit(matcher.inner)
+    assert matcher.accept(1)
+    assert allowed(matcher) == {1, 2}
+    matcher.inner = AtItsLimit(matcher.inner)
+    assert not matcher.accept(0)
+    assert allowed(matcher) == {1, 2}

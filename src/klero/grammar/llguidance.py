@@ -212,7 +212,11 @@ class LLMatcher(EndedMatcher):
     def _take(self, token_id: int) -> bool:
         if not self.batch.has_text(token_id):
             return False
-        return bool(self._ask(lambda: self.inner.try_consume_tokens([token_id])))
+        if self._ask(lambda: self.inner.try_consume_tokens([token_id])):
+            return True
+        before = self.inner  # a lexer at its limit refuses without a word, and says so when it is asked for a mask
+        self._make_mask()
+        return self.inner is not before and bool(self._ask(lambda: self.inner.try_consume_tokens([token_id])))
 
     def _may_end(self) -> bool:
         return bool(self._ask(lambda: self.inner.is_accepting()))
