@@ -19,7 +19,7 @@ from klero.server.call_forms import Form
 from klero.server.errors import refusal_of
 from klero.server.fields import FIELDS, NOT_OVER_HTTP
 from klero.server.limits import LISTED, fault_of_waiting, faults_beyond, faults_of_answer
-from klero.server.prompts import as_ids, faults_of_prompt, rendered, room_of
+from klero.server.prompts import as_ids, context_of, faults_of_prompt, rendered, room_of
 from klero.server.schemas import Body, ChatCompletionRequest, CompletionRequest
 from klero.server.tokens import detokenize_of, tokenize_of
 from klero.server.tools import Use, use_of
@@ -185,7 +185,9 @@ class _Parts:
     def params(
         self, defaults: Mapping[str, Any], options: ServerOptions, num_prompts: int = 1
     ) -> SamplingParams | None:
-        """The parameters; None, and faults, where they break a rule."""
+        """The parameters, and faults where they break a rule: then of the fields that break none, so that these can be
+        held to the model all the same; None where that makes no sense.
+        """
         beyond = faults_beyond(self.fields, options, num_prompts)
         self.tell(beyond)
         for fault in beyond:
@@ -196,6 +198,11 @@ class _Parts:
             return SamplingParams.from_dict({**defaults, **self.fields})
         except ParameterError as error:
             self.tell(fault for fault in error.faults if fault.field not in told)
+            told |= {fault.field for fault in error.faults}
+        self.fields = {name: value for name, value in self.fields.items() if name not in told}
+        try:
+            return SamplingParams.from_dict({**defaults, **self.fields})
+        except ParameterError:  # what is left has lost what it stood beside
             return None
 
 
@@ -277,6 +284,9 @@ def _each(
         except ParameterError as error:
             parts.tell(error.faults)
     defaulted = kind == "completion" and "max_tokens" not in parts.fields
+    most, what = context_of(limits)
+    if not prompts and params.max_tokens is not None and params.max_tokens > most:
+        parts.tell([Fault("max_tokens", params.max_tokens, f"{what}; ask for fewer")])
     each = []
     for i, ids in enumerate(prompts):
         place = "messages" if kind == "chat" else _place(i, len(prompts))
