@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-deep kernels check bench check-wheel lm-eval page conformance clean help
+.PHONY: demo test test-deep kernels check bench bench-full check-wheel lm-eval page conformance clean help
 
 demo: $(READY)  ## four prompts in one batch, each with its own parameters
 	$(BIN)/klero generate --file examples/demo.jsonl
@@ -26,6 +26,11 @@ check: $(READY)  ## lint, types, import directions
 
 bench: $(READY)  ## klero beside its peers, in one run
 	$(BIN)/python -m benchmarks.run
+
+bench-full: $(READY)  ## the same over all sizes, with targets, stages of a step, plots in docs/plots; a quarter of an hour
+	$(BIN)/python -m benchmarks.run --full --markdown
+	$(BIN)/python -m benchmarks.stages
+	$(BIN)/python -m benchmarks.plots
 
 check-wheel: $(READY)  ## build the wheel; sample and generate from it in empty environments
 	$(BIN)/python tests/wheel/check.py

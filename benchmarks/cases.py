@@ -13,25 +13,21 @@ from benchmarks.recorded import recorded_rows
 from klero import SamplingParams
 
 V, R = 128256, 64
+WIDE, NARROW, MANY = 262144, 32000, 256
 F32 = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One parameter set. target: klero must be this many times faster than the sort-based torch chain on peaked rows.
-
-    floor: the pass over the row that no sampler of its kind can do without, "max" or "mass" (benchmarks.floors).
-    """
+    """One parameter set. floor: the pass over the row that no sampler of its kind can do without, "max" or "mass"."""
 
     name: str
     floor: str
-    target: float | None = None
     greedy: bool = False
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
-    short: bool = False  # timed on flat and bfloat16 rows in a short run too
 
     @property
     def params(self) -> SamplingParams:
@@ -42,33 +38,37 @@ class Setting:
 
 # Temperature alone is 0.8: at 1 there would be nothing to do, and a peer could leave the division out. The filters are
 # timed at temperature 1, where peers do leave it out.
-SETTINGS = (
-    Setting("greedy", "max", 10, greedy=True, short=True),
-    Setting("temperature .8", "mass", 15, temperature=0.8, short=True),
-    Setting("top-p .9", "mass", 50, top_p=0.9, short=True),
-    Setting("top-k 50, top-p .9", "max", 100, top_k=50, top_p=0.9, short=True),
-    Setting("top-k 50", "max", top_k=50),
-    Setting("min-p .05", "max", min_p=0.05),
-)
+GREEDY = Setting("greedy", "max", greedy=True)
+TEMPERATURE = Setting("temperature .8", "mass", temperature=0.8)
+TOP_P = Setting("top-p .9", "mass", top_p=0.9)
+BOTH = Setting("top-k 50, top-p .9", "max", top_k=50, top_p=0.9)
+TOP_K = Setting("top-k 50", "max", top_k=50)
+MIN_P = Setting("min-p .05", "max", min_p=0.05)
+SETTINGS = (GREEDY, TEMPERATURE, TOP_P, BOTH, TOP_K, MIN_P)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of logits. values: float32 [R, V], or bfloat16 as its bits, uint16 [R, V]. judged: targets apply here."""
+    """Rows of logits. values: float32 or float16 [R, V], or bfloat16 as its bits, uint16 [R, V].
+
+    settings: what they are timed with. peers: "all", "quick" (those that do not sort whole rows) or "none".
+    short: timed in a short run too.
+    """
 
     name: str
     values: npt.NDArray[Any]
-    judged: bool = False
+    settings: tuple[Setting, ...] = SETTINGS
+    peers: str = "all"
     short: bool = False
 
     @property
-    def is_bfloat16(self) -> bool:
-        """Whether the values are bits of bfloat16."""
-        return self.values.dtype == np.uint16
+    def dtype(self) -> str:
+        """What the values are."""
+        return "bfloat16" if self.values.dtype == np.uint16 else self.values.dtype.name
 
     def as_float32(self) -> F32:
-        """The values as float32 [R, V]; a copy only for bfloat16."""
-        return widened(self.values) if self.is_bfloat16 else self.values
+        """The values as float32 [R, V]; a copy only for half precision."""
+        return widened(self.values) if self.dtype == "bfloat16" else self.values.astype(np.float32, copy=False)
 
 
 def widened(bits: npt.NDArray[np.uint16]) -> F32:
@@ -122,15 +122,33 @@ def bfloat16_bits(rows: F32) -> npt.NDArray[np.uint16]:
     return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
 
 
-def all_rows(say: Callable[[str], None]) -> list[Rows]:
-    """All rows; those recorded from SmolLM2 only where its wheel is installed (say tells if not)."""
-    peaked = peaked_rows()
+FLAT, BFLOAT16, FLOAT16, MANY_BFLOAT16 = "flat", "peaked, bfloat16", "peaked, float16", f"peaked, bfloat16, R={MANY}"
+ONE_WIDE = f"peaked, R=1, V={WIDE}"  # timed with two threads only
+BY_ROWS = {"peaked, R=1": 1, "peaked, R=8": 8, "peaked": R, f"peaked, R={MANY}": MANY}
+BY_WIDTH = {f"peaked, V={NARROW}": NARROW, "SmolLM2": 49152, "peaked": V, f"peaked, V={WIDE}": WIDE}
+
+
+def all_rows(say: Callable[[str], None], *, full: bool) -> list[Rows]:
+    """The rows of a run; those recorded from SmolLM2 only where its wheel is installed (say tells if not).
+
+    Of R=1, 8 and 64 the values are the first of those of R=256, in the same memory.
+    """
+    many = peaked_rows(MANY if full else R)
+    peaked = many[:R]
     made = [
-        Rows("peaked", peaked, judged=True, short=True),
-        Rows("flat", flat_rows()),
-        Rows("peaked, bfloat16", bfloat16_bits(peaked)),
+        Rows("peaked", peaked, short=True),
+        Rows(FLAT, flat_rows(), SETTINGS if full else (TOP_P, BOTH), "all" if full else "none", short=True),
+        Rows(BFLOAT16, bfloat16_bits(peaked), peers="quick"),
+        Rows(FLOAT16, peaked.astype(np.float16), peers="none"),
+        Rows("peaked, R=1", many[:1]),
+        Rows("peaked, R=8", many[:8]),
+        Rows(f"peaked, R={MANY}", many, peers="quick"),
+        Rows(MANY_BFLOAT16, bfloat16_bits(many), (GREEDY, BOTH, MIN_P), "none"),
     ]
+    if full:
+        made.append(Rows(f"peaked, V={NARROW}", peaked_rows(vocab_size=NARROW)))
+        made.append(Rows(f"peaked, V={WIDE}", peaked_rows(vocab_size=WIDE), peers="quick"))
     recorded = recorded_rows(R, say)
     if recorded is not None:
         made.insert(1, Rows("SmolLM2", recorded, short=True))
-    return made
+    return [rows for rows in made if full or rows.short]

@@ -13,7 +13,7 @@ import numba
 import numpy as np
 
 from benchmarks.cases import Rows
-from klero.rows.inputs import as_bits
+from klero.rows.inputs import as_bits, read_logits
 from klero.rows.maxima.cpu import BLOCK, block_maxima
 from klero.rows.select.cpu import block_masses
 
@@ -48,7 +48,7 @@ def mass_pass(rows: Any, maxima: Any, largest: Any, reciprocal: Any, sums: Any) 
 
 def floor_of(name: str, rows: Rows) -> Callable[[], object]:
     """A call that runs a floor over the rows once."""
-    bits = as_bits(rows.values)
+    bits = as_bits(read_logits(rows.values).rows)  # what the kernels are given
     if name == "read pass":
         return lambda: read_pass(bits)
     num_blocks = -(-bits.shape[1] // BLOCK)

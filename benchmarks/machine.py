@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-DISTRIBUTIONS = ("klero", "numpy", "numba", "torch", "transformers")
+DISTRIBUTIONS = ("klero", "numpy", "numba", "torch", "transformers", "llama-cpp-python")
 
 
 def source_hash() -> str:

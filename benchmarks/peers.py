@@ -2,29 +2,38 @@
 
 "torch sort": what inference engines run on a CPU for a batch of mixed requests: sort, mask, scatter back, softmax, then
 a race of exponential clocks (the largest probability / noise wins). "torch topk": torch written for one top-k and no
-more, as everything after `torch.topk` works on k columns; only for sets with top-k. "numpy": NumPy written well, no
-sort of the vocabulary, and the draw is an inverse CDF over what was kept. None of them is pinned, seeded by row or
-batch-invariant, and none looks for NaN.
+more, as everything after `torch.topk` works on k columns; only for sets with top-k. "warpers": transformers' own logits
+processors, then softmax and torch.multinomial, as its `generate` does. "llama.cpp": its sampler chain, where
+llama-cpp-python is installed. "numpy": NumPy written well, no sort of the vocabulary, and the draw is an inverse CDF
+over what was kept. None of them is pinned or batch-invariant, and none looks for NaN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from benchmarks import llamacpp
 from benchmarks.cases import Rows, Setting
 
+try:
+    from transformers.generation import logits_process
+except ImportError:
+    logits_process = None
+
 NEVER = float("-inf")
+NAMES = ("torch sort", "torch topk", "warpers", "llama.cpp", "numpy")
 
 
 def as_tensor(rows: Rows) -> torch.Tensor:
-    """The rows as torch has them, float32 or bfloat16, in the same memory."""
+    """The rows as torch has them, of their own dtype and in the same memory."""
     tensor = torch.from_numpy(rows.values)
-    return tensor.view(torch.bfloat16) if rows.is_bfloat16 else tensor
+    return tensor.view(torch.bfloat16) if rows.dtype == "bfloat16" else tensor
 
 
 def sort_chain(logits: torch.Tensor, setting: Setting) -> torch.Tensor:
@@ -80,6 +89,37 @@ def topk_filtered(logits: torch.Tensor, setting: Setting) -> tuple[torch.Tensor,
     return values, ids
 
 
+@functools.cache
+def warpers_of(setting: Setting) -> Any:
+    """transformers' processors for a setting, in the order in which its `generate` runs them."""
+    made = logits_process.LogitsProcessorList()
+    if setting.temperature != 1:
+        made.append(logits_process.TemperatureLogitsWarper(setting.temperature))
+    if setting.top_k is not None:
+        made.append(logits_process.TopKLogitsWarper(setting.top_k))
+    if setting.top_p is not None:
+        made.append(logits_process.TopPLogitsWarper(setting.top_p))
+    if setting.min_p is not None:
+        made.append(logits_process.MinPLogitsWarper(setting.min_p))
+    return made
+
+
+def warped(logits: torch.Tensor, setting: Setting) -> torch.Tensor:
+    """Logits [R, V] after transformers' processors, float32; -inf where one removed the token."""
+    return warpers_of(setting)(None, logits.float())
+
+
+def warper_chain(logits: torch.Tensor, setting: Setting) -> torch.Tensor:
+    """Token ids [R] of logits [R, V], as transformers' `generate` samples."""
+    return torch.multinomial(warped(logits, setting).softmax(dim=-1), num_samples=1)[:, 0]
+
+
+@functools.cache
+def llama_chain(setting: Setting, width: int) -> llamacpp.Chain:
+    """llama.cpp's samplers for a setting, over rows of one width."""
+    return llamacpp.Chain(setting, width)
+
+
 def numpy_sampler(rows: Rows, setting: Setting, rng: np.random.Generator) -> npt.NDArray[np.int64]:
     """Token ids [R] of the rows."""
     logits = rows.as_float32()
@@ -130,23 +170,61 @@ def kept_sets(peer: str, rows: Rows, setting: Setting) -> Iterator[set[int]]:
         for row in rows.as_float32():
             ids, _ = numpy_kept(row, setting)
             yield set(range(len(row)) if ids is None else ids.tolist())
+    elif peer == "llama.cpp":
+        chain = llama_chain(setting, rows.values.shape[1])
+        yield from (chain.kept(row) for row in rows.as_float32())
     elif peer == "torch topk":
         values, ids = topk_filtered(as_tensor(rows), setting)
         for value, some in zip(values, ids, strict=True):
             yield set(some[value > NEVER].tolist())
     else:
-        for row in sort_filtered(as_tensor(rows), setting):
+        filtered = (warped if peer == "warpers" else sort_filtered)(as_tensor(rows), setting)
+        for row in filtered:
             yield set((row > NEVER).nonzero()[:, 0].tolist())
 
 
+def missing() -> list[str]:
+    """What is left out here, and what to install for it."""
+    left_out = []
+    if logits_process is None:
+        left_out.append("transformers' warpers are left out: pip install 'klero[engine]'")
+    if llamacpp.api is None:
+        left_out.append("llama.cpp's sampler chain is left out: pip install 'klero[llamacpp]'")
+    return left_out
+
+
 def peers_of(setting: Setting) -> list[str]:
-    """The peers that can serve a setting; the first is the one that targets speak of."""
-    has_top_k = setting.top_k is not None and not setting.greedy
-    return ["torch sort", "torch topk", "numpy"] if has_top_k else ["torch sort", "numpy"]
+    """The peers that are installed and can serve a setting."""
+    top_k = setting.top_k is not None and not setting.greedy
+    able = {
+        "torch topk": top_k,
+        "warpers": logits_process is not None and not setting.greedy,  # greedy, transformers calls torch.argmax too
+        "llama.cpp": llamacpp.api is not None,
+    }
+    return [peer for peer in NAMES if able.get(peer, True)]
 
 
-def draw(peer: str, rows: Rows, tensor: torch.Tensor, setting: Setting, rng: np.random.Generator) -> Any:
-    """Token ids [R] from a peer. tensor: the rows as torch has them."""
+def sorts(peer: str, setting: Setting) -> bool:
+    """Whether a peer sorts whole rows for a setting: some 17 ms for a row of 128,256."""
+    asked = setting.top_p is not None or (setting.top_k is not None and peer == "torch sort")
+    return peer in ("torch sort", "warpers") and asked
+
+
+def timed_with(rows: Rows, setting: Setting) -> list[str]:
+    """The peers that run beside klero on these rows."""
+    if rows.peers == "none":
+        return []
+    return [peer for peer in peers_of(setting) if rows.peers == "all" or not sorts(peer, setting)]
+
+
+def draw_call(peer: str, rows: Rows, setting: Setting) -> Callable[[], Any]:
+    """A call that draws token ids [R] from a peer once."""
     if peer == "numpy":
-        return numpy_sampler(rows, setting, rng)
-    return topk_chain(tensor, setting) if peer == "torch topk" else sort_chain(tensor, setting)
+        rng = np.random.default_rng(1)
+        return lambda: numpy_sampler(rows, setting, rng)
+    if peer == "llama.cpp":
+        chain = llama_chain(setting, rows.values.shape[1])
+        return lambda: chain.draw(rows)
+    tensor = as_tensor(rows)
+    chain_of = {"torch sort": sort_chain, "torch topk": topk_chain, "warpers": warper_chain}[peer]
+    return lambda: chain_of(tensor, setting)

@@ -1,77 +1,98 @@
-"""The result: one table to read, JSON lines to keep."""
+"""The result: a table to read, JSON lines to keep. `python -m benchmarks.report [--markdown]`: the last full run."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import SETTINGS, Rows
+from benchmarks import peers
+from benchmarks.cases import SETTINGS, Setting
 from benchmarks.floors import FLOORS
 from benchmarks.machine import ROOT
 from benchmarks.timing import Candidate, Stats
 
 RESULTS = ROOT / "benchmarks" / "results" / "runs.jsonl"
-HEAD = (
-    "rows", "asked", "klero", "p10-p90", "x floor",
-    "peer", "us/row", "p10-p90", "ratio", "cpu ratio", "at floor", "target", "met",
-)  # fmt: skip
-LEFT = ("rows", "asked", "peer", "met")  # flush left
-Measured = dict[tuple[str, str, str], Stats]
+FLOOR, KLERO = "floor", "klero"
+Key = tuple[str, str, str]  # rows, what is asked, who
+Measured = dict[Key, Stats]
+Lines = list[Sequence[str]]
 
 
-def table(all_rows: Sequence[Rows], measured: Measured) -> str:
-    """All cases against all their peers; medians, in microseconds a row.
+def table(measured: Measured) -> Lines:
+    """A line for every case, the head first: medians in microseconds a row, by the wall clock.
 
-    ratio: peer / klero by the wall clock; cpu ratio: by processor time (a target takes both; with several threads read
-    the first). x floor: klero / floor. at floor: peer / floor, the ratio of a sampler that costs its max or mass pass
-    and no more.
+    cpu: klero's processor time. x floor: klero over its max or mass pass. In brackets: a peer over klero.
     """
-    lines: list[tuple[str, ...]] = [HEAD]
-    for rows in all_rows:
-        lines += [line for setting in SETTINGS for line in _lines(rows, setting, measured)]
-    for rows in all_rows:
-        for floor in FLOORS:
-            stats = measured[rows.name, floor, "floor"]
-            lines.append((rows.name, floor, _us(stats.median), _spread(stats), *[""] * 9))
-    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
+    names = list(dict.fromkeys(key[0] for key in measured if key[2] == FLOOR))
+    who = [peer for peer in peers.NAMES if any(key[2] == peer for key in measured)]
+    lines: Lines = [("rows", "asked", "klero", "p10-p90", "cpu", "x floor", *who)]
+    for name in names:
+        lines += [
+            _line(name, setting, who, measured) for setting in SETTINGS if (name, setting.name, KLERO) in measured
+        ]
+    return lines
+
+
+def floors_table(measured: Measured) -> Lines:
+    """The floors of all rows, medians in microseconds a row."""
+    names = list(dict.fromkeys(key[0] for key in measured if key[2] == FLOOR))
+    return [
+        ("rows", *FLOORS),
+        *((name, *(us(measured[name, floor, FLOOR].median) for floor in FLOORS)) for name in names),
+    ]
+
+
+def _line(name: str, setting: Setting, who: Sequence[str], measured: Measured) -> Sequence[str]:
+    """klero and its peers on one case."""
+    ours, floor = measured[name, setting.name, KLERO], measured[name, f"{setting.floor} pass", FLOOR]
+    cells = []
+    for peer in who:
+        stats = measured.get((name, setting.name, peer))
+        cells.append("" if stats is None else f"{us(stats.median)} ({times(stats.median / ours.median)})")
+    spread = f"{us(ours.p10)}-{us(ours.p90)}"
+    return name, setting.name, us(ours.median), spread, us(ours.cpu), f"{ours.median / floor.median:.2f}", *cells
+
+
+def us(value: float) -> str:
+    """Microseconds, four digits or so."""
+    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+def times(ratio: float) -> str:
+    """A ratio for readers."""
+    return f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x"
+
+
+def layout(lines: Lines, *, markdown: bool, flush_left: int = 2) -> str:
+    """Lines as text in columns, or as a Markdown table; the first `flush_left` columns and the head say words."""
+    if markdown:
+        head, *rest = ["| " + " | ".join(line) + " |" for line in lines]
+        return "\n".join([head, "|" + "---|" * len(lines[0]), *rest])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(
-            f"{cell:<{width}}" if HEAD[i] in LEFT else f"{cell:>{width}}"
+            cell.ljust(width) if i < flush_left else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
     )
 
 
-def _lines(rows: Rows, setting: Any, measured: Measured) -> list[tuple[str, ...]]:
-    """One line for every peer of a case."""
-    ours = measured.get((rows.name, setting.name, "klero"))
-    if ours is None:
-        return []
-    peers = [key[2] for key in measured if key[:2] == (rows.name, setting.name) and key[2] != "klero"]
-    floor = measured[rows.name, f"{setting.floor} pass", "floor"].median
-    front = (rows.name, setting.name, _us(ours.median), _spread(ours), f"{ours.median / floor:.2f}")
-    lines: list[tuple[str, ...]] = []
-    for peer in peers:
-        stats = measured[rows.name, setting.name, peer]
-        ratio, cpu_ratio = stats.median / ours.median, stats.cpu / ours.cpu
-        target, met = "", ""
-        if rows.judged and peer == "torch sort" and setting.target is not None:
-            target, met = f"{setting.target:g}x", "yes" if min(ratio, cpu_ratio) >= setting.target else "NO"
-        ratios = (f"{ratio:.1f}x", f"{cpu_ratio:.1f}x", f"{stats.median / floor:.1f}x")
-        lines.append((*front, peer, _us(stats.median), _spread(stats), *ratios, target, met))
-    return lines
-
-
-def _us(value: float) -> str:
-    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
-
-
-def _spread(stats: Stats) -> str:
-    return f"{_us(stats.p10)}-{_us(stats.p90)}"
+def heading(run: dict[str, Any]) -> str:
+    """What the numbers of a run depend on."""
+    about, (before, after) = run["machine"], run["load"]
+    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items() if number)
+    busy = run.get("two_threads")
+    also = f"; with two threads load {busy['load'][0]} and {busy['load'][1]}, {busy['share']:.2f} cores" if busy else ""
+    return (
+        f"{run['run']}, {about['cpu']}, {about['cores']} cores, {about['threads']} thread(s), Python {about['python']},"
+        f" {versions}\nload {before} before, {after} after; {run['share']:.2f} cores had while timing{also}"
+    )
 
 
 def append(
@@ -91,3 +112,40 @@ def append(
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.writelines(json.dumps({**record, **run}) + "\n" for record in records)
+
+
+def last_run(path: Path = RESULTS, *, full: bool = True) -> tuple[dict[str, Any], Measured]:
+    """What the last run (the last full one) depended on, and all that it measured. SystemExit if there is none."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    records = [json.loads(line) for line in lines]
+    records = [record for record in records if record["full"] or not full]
+    if not records:
+        raise SystemExit(f"no such run in {path}: python -m benchmarks.run --full")
+    records = [record for record in records if record["run"] == records[-1]["run"]]
+    fields = [field.name for field in dataclasses.fields(Stats)]
+    measured = {
+        (record["rows"], record["asked"], record["who"]): Stats(**{field: record[field] for field in fields})
+        for record in records
+        if "p10" in record
+    }
+    return records[-1], measured
+
+
+def show(run: dict[str, Any], measured: Measured, *, markdown: bool) -> None:
+    """Print what a run measured."""
+    print(heading(run), "", layout(table(measured), markdown=markdown), "", sep="\n")
+    print(layout(floors_table(measured), markdown=markdown, flush_left=1))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables of the last full run."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--short", action="store_true", help="the last run of any kind")
+    options = parser.parse_args(arguments)
+    show(*last_run(full=not options.short), markdown=options.markdown)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,6 +11,7 @@ import numpy as np
 
 SLICE = 0.03  # seconds a candidate may fill with further calls in a round; one call is always made
 MOST_CALLS = 20  # in a round
+SLOW = 0.15  # seconds of one call, from which a candidate may sit out rounds
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,20 @@ class Candidate:
         return Stats(len(wall), least, low, middle, high, float(np.median(cpu)))
 
 
-def interleave(candidates: Sequence[Candidate], rounds: int, say: Callable[[str], None]) -> float:
+def interleave(
+    candidates: Sequence[Candidate], rounds: int, say: Callable[[str], None], *, slow_calls: int | None = None
+) -> float:
     """Run a warm-up round and then `rounds` that count, every second one backwards.
 
-    Returns the share of one core that this process got: clearly below the number of threads, others were in the way.
+    slow_calls: a candidate whose call takes longer than SLOW is called in so many rounds only, spread evenly; None: in
+    all. Returns the share of one core that this process got: clearly below the number of threads, others were in the
+    way.
     """
+    stride_of = {}
     for candidate in candidates:
         candidate.run_slice()
+        slow = candidate.samples[-1][0] * candidate.num_rows > SLOW * 1e6
+        stride_of[candidate.key] = -(-rounds // slow_calls) if slow_calls is not None and slow else 1
         candidate.samples.clear()
     gc.collect()
     gc.disable()
@@ -72,7 +80,8 @@ def interleave(candidates: Sequence[Candidate], rounds: int, say: Callable[[str]
         for i in range(rounds):
             say(f"round {i + 1} of {rounds}")
             for candidate in candidates if i % 2 == 0 else reversed(candidates):
-                candidate.run_slice()
+                if i % stride_of[candidate.key] == 0:
+                    candidate.run_slice()
         return (time.process_time() - cpu) / (time.perf_counter() - wall)
     finally:
         gc.enable()

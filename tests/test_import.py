@@ -22,8 +22,8 @@ def test_the_public_names_are_these():
         "AsyncLLM", "BlockError", "CompletionOutput", "Delta", "Explanation", "GrammarError", "KleroError", "LLM",
         "LogitsError", "Logprobs", "MissingExtra", "ModelError", "OptionError", "ParameterError", "QueueFullError",
         "RequestError", "RequestMetrics", "RequestOutput", "RowParams", "SampleState", "Sampled", "Sampler",
-        "SamplingParams", "Seat", "Slot", "SlotError", "SortedRow", "Step", "TokenUpdate", "explain", "sample",
-        "score",
+        "SamplingParams", "Seat", "Slot", "SlotError", "SortedRow", "Step", "TokenUpdate", "TopK", "explain", "sample",
+        "score", "topk",
     ]  # fmt: skip
     for name in klero.__all__:
         assert getattr(klero, name) is not None

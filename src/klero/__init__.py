@@ -21,6 +21,7 @@ from klero.errors import (
 )
 from klero.logprobs import Logprobs, score
 from klero.params import RowParams, SamplingParams
+from klero.rows.topk import TopK, topk
 from klero.sampling.explain import Explanation, explain
 from klero.sampling.filters import SortedRow
 from klero.sampling.sampler import Sampler, SampleState, TokenUpdate
@@ -61,9 +62,11 @@ __all__ = [
     "SortedRow",
     "Step",
     "TokenUpdate",
+    "TopK",
     "explain",
     "sample",
     "score",
+    "topk",
 ]
 
 

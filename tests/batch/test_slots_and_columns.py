@@ -29,6 +29,30 @@ def test_a_slot_opens_for_its_owner_alone():
         slots.check(Slot(2, 0))
 
 
+def test_several_slots_are_looked_up_at_once():
+    slots = Slots(3)
+    a, b, c = (slots.take(name) for name in "abc")
+    owned = slots.owned([c, a])
+    assert (owned.slots, owned.indices.tolist(), owned.distinct) == ((c, a), [2, 0], True)
+    assert slots.owned((c, a)) is owned is slots.owned([Slot(2, 0), a])
+    assert not slots.owned([a, b, a]).distinct
+    assert slots.owned([]).indices.tolist() == []
+    slots.owned((a, b))
+    slots.release(b)
+    with pytest.raises(SlotError, match="is free"):
+        slots.owned((a, b))
+    now = slots.take("now")
+    with pytest.raises(SlotError, match="belongs to 'now'"):
+        slots.owned((a, b))
+    assert slots.owned((a, now)).indices.tolist() == [0, 1]
+    slots.keep([a])
+    with pytest.raises(SlotError, match="is free"):
+        slots.owned((a, now))
+    for wrong in (Slot(3, 0), Slot(-1, 0)):
+        with pytest.raises(SlotError, match="there are 3 slots"):
+            slots.owned((a, wrong))
+
+
 def test_all_seats_taken():
     slots = Slots(1)
     slots.take("a")

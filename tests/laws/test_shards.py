@@ -16,9 +16,10 @@ if not HAVE_NUMBA:
     pytest.skip("needs Numba", allow_module_level=True)
 
 from klero.rows.maxima.cpu import BLOCK, block_maxima, flush_key
+from klero.rows.room import NUM_WORDS
 from klero.rows.select.cpu import block_masses, gather, logit_of_key
 from klero.rows.view.cpu import is_bad
-from klero.sampling.draw.cpu import CHUNK, draw_kept, draw_row
+from klero.sampling.draw.cpu import draw_kept, draw_row
 from klero.sampling.filters.cpu import needed_mass
 
 KEY_NEG_INF = int(np.uint32(0x807FFFFF).view(np.int32))
@@ -50,12 +51,13 @@ class Shard:
         return keys[:n], ids[:n]
 
     def draw(self, top, maximum, reciprocal, at):
-        words = np.empty(CHUNK + 8, np.uint32)
-        return draw_row(self.row, self.maxima, top, maximum, reciprocal, self.first_id, *at, words)
+        words = np.empty(NUM_WORDS, np.uint32)
+        cut = np.int32(KEY_NEG_INF), -1
+        return draw_row(self.row, self.maxima, top, maximum, reciprocal, *cut, self.first_id, *at, words)
 
     def draw_listed(self, threshold, maximum, reciprocal, at):
         keys, ids = self.candidates(threshold)
-        words = np.empty(CHUNK + 8, np.uint32)
+        words = np.empty(NUM_WORDS, np.uint32)
         return draw_kept(keys, ids, len(keys), maximum, reciprocal, self.first_id, *at, words)
 
 

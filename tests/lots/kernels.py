@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 
 from klero.device import kernel
-from klero.lots.mass.cpu import I32, KEY_NEG_INF, mass_of_weight
+from klero.lots.mass.cpu import I32, mass_of_weight
 from klero.lots.noise import cpu as noise
 from klero.lots.philox import cpu as philox
 from klero.lots.pinned import cpu as pinned
 from klero.params import RowParams, stack_rows
-from klero.rows.maxima.cpu import BLOCK, block_maxima, flush_key
-from klero.rows.select.cpu import gather
+from klero.rows.maxima.cpu import block_maxima, flush_key
+from klero.rows.room import carve, room_of
 from klero.sampling.draw.cpu import lot_bound
-from klero.sampling.fused.cpu import WHOLE_ROW, keep_prefix
+from klero.sampling.filters.nucleus.cpu import UNLISTED
+from klero.sampling.fused.cpu import keep_prefix, list_cut
 
 
 @kernel
@@ -120,14 +121,12 @@ def kept(row: np.ndarray, params: RowParams) -> np.ndarray:
 
     row: float32 [V] that can be drawn; params: not greedy.
     """
-    size = row.size
     p, bits = stack_rows([params])[0], row.view(np.int32)
-    maxima = np.empty(-(-size // BLOCK), np.int32)
-    keys, ids, spare = (np.zeros(size + 1, np.int32) for _ in range(3))
-    weights = np.zeros(size + 1, np.uint64)
+    (maxima, keys, ids, spare, weights, _), _ = carve(room_of(row.size), row.size)
     highest, widest = block_maxima(bits, maxima)
     top = I32(flush_key(highest))
-    n = keep_prefix(bits, maxima, top, widest, p, keys, ids, spare, weights)
-    if n == WHOLE_ROW:
-        n = gather(bits, maxima, I32(KEY_NEG_INF + 1), keys, ids)
+    n, key, last, num_kept = keep_prefix(bits, maxima, top, widest, p, keys, ids, spare, weights)
+    if n == UNLISTED:
+        n = list_cut(bits, maxima, np.int32(key), last, keys, ids)
+    assert n == num_kept
     return ids[:n].copy()

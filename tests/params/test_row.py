@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klero import SamplingParams
-from klero.params import NEUTRAL, ROW_DTYPE, RowParams, seed_bits, stack_rows
+from klero.params import NEUTRAL, ROW_DTYPE, RowParams, rows_of_bytes, seed_bits, stack_rows
 
 OFF_K, OFF_P = 2**31 - 1, 2**32
 BELOW = float(np.nextafter(np.float32(1e-6), np.float32(0)))
@@ -214,6 +214,42 @@ def test_stack_keeps_every_value():
     assert stacked.dtype == ROW_DTYPE
     assert [RowParams(*record.item()) for record in stacked] == rows
     assert stack_rows([]).shape == (0,)
+
+
+def test_the_bytes_of_rows_are_the_rows():
+    params = [SamplingParams(**fields) for fields in [*GREEDY, *(fields for fields, _ in [*DRAWN, *OTHERS])]]
+    stacked = rows_of_bytes([one.row_bytes for one in params], len(params))
+    assert stacked.dtype == ROW_DTYPE
+    assert stacked.tolist() == stack_rows([one.row for one in params]).tolist()
+    stacked[:] = NEUTRAL  # its memory is its own
+    assert RowParams(*rows_of_bytes([params[-1].row_bytes], 1)[0].item()) == params[-1].row
+    assert rows_of_bytes([params[-1].row_bytes], 3).tolist() == [params[-1].row] * 3
+    assert rows_of_bytes([], 0).shape == rows_of_bytes([params[0].row_bytes], 0).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "fields, plain",
+    [
+        ({}, True),
+        ({"temperature": 1, "top_p": 0.9, "xtc_probability": 0.5, "typical_p": 0.5}, True),
+        ({"seed": 1, "n": 2, "max_tokens": 3, "stop": "x", "prompt_logprobs": 1}, True),
+        ({"filters": lambda row: row}, False),
+        ({"filters": lambda row: row, "temperature": 0}, True),  # none of them is called
+        ({"logit_bias": {1: 1}}, False),
+        ({"bad_words": "x"}, False),
+        ({"allowed_token_ids": [1]}, False),
+        ({"logits_processors": lambda ids, row: row}, False),
+        ({"min_tokens": 1}, False),
+        ({"top_p": 0.9, "top_p_decay": 0.5}, False),
+        ({"regex": "x"}, False),
+        ({"thinking_token_budget": 0}, False),
+        ({"logprobs": 0}, False),
+        ({"return_kept": True}, False),
+        ({"return_probs": True}, False),
+    ],
+)
+def test_who_is_plain(fields, plain):
+    assert SamplingParams(**fields).plain is plain
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,15 @@ from numba import njit
 
 from klero.batch import History
 from klero.rewrite import Rules
-from klero.rewrite.patches.cpu import rewritten_view, room_for_view
+from klero.rewrite.patches.cpu import rewritten_view
+from klero.rows.room import carve, carve_for_view, room_of
 from klero.rows.view.cpu import BLOCK, bits_at, bits_of, block_of, is_bad, num_alive
 
 
 @njit(error_model="numpy")
-def open_row(bits, rules, slot, mask, out, by_token, maxima):
-    room = room_for_view(bits.size)
+def open_row(buffer, bits, rules, slot, mask, out, by_token, maxima):
+    _, rest = carve(buffer, bits.size)
+    room, _ = carve_for_view(rest, bits.size)
     room[0][:], room[1][:], room[2][:] = 77, 77, 77  # of a row before
     view, top, widest = rewritten_view(bits, rules, slot, mask, room, maxima)
     if is_bad(top, widest):
@@ -48,5 +50,6 @@ def rewrite_by_kernel(raw, at):
     bits = raw if raw.dtype == np.uint16 else raw.view(np.int32)
     out, by_token = np.empty(width, np.int32), np.empty(width, np.int32)
     maxima = np.empty(-(-width // BLOCK), np.int32)
-    top, widest, alive = open_row(bits, rules.arrays(), 0, np.ascontiguousarray(mask), out, by_token, maxima)
+    mask = np.ascontiguousarray(mask)
+    top, widest, alive = open_row(room_of(width), bits, rules.arrays(), 0, mask, out, by_token, maxima)
     return out.view(np.float32), by_token.view(np.float32), maxima, top, widest, alive

@@ -28,6 +28,7 @@ def test_seeds_from_params_and_from_the_argument_are_the_same_seeds():
     each = [SamplingParams(temperature=5, seed=s) for s in range(4)]
     assert tokens(params=each) == tokens(seeds=[0, 1, 2, 3]) == tokens(seeds=np.arange(4))
     assert tokens(seeds=np.array([2**64 - 1] * 4, np.uint64)) == tokens(seeds=-1)
+    assert tokens(seeds=np.full(4, -1, np.int8)) == tokens(seeds=-1)
 
 
 def test_a_row_without_a_seed_gets_a_fresh_one_and_reports_it():
@@ -61,6 +62,8 @@ def test_position_child_and_seed_each_give_other_lots():
         ({"seeds": [0, 1, 2, 2**64]}, "seeds"),
         ({"seeds": 1.5}, "seeds"),
         ({"seeds": True}, "seeds"),
+        ({"seeds": np.ones(4, bool)}, "seeds"),
+        ({"seeds": np.ones((4, 1), int)}, "seeds"),
         ({"seeds": "7"}, "seeds"),
         ({"positions": -1}, "positions"),
         ({"positions": 2**32}, "positions"),

@@ -31,7 +31,7 @@ class History:
     def append(self, indices: npt.NDArray[np.integer], token_ids: npt.NDArray[np.integer]) -> None:
         """Append one token to each slot of `indices` (no slot twice)."""
         places = self.lengths[indices]
-        if np.any(places >= self.max_len):
+        if np.count_nonzero(places >= self.max_len):
             full = int(indices[np.argmax(places)])
             raise SlotError(f"slot {full}: its history holds max_len={self.max_len} tokens already")
         self.ids[indices, places] = token_ids

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from klero.errors import OptionError, SlotError
 
@@ -16,6 +20,14 @@ class Slot:
     turn: int
 
 
+class Owned(NamedTuple):
+    """Slots in the hands of their owners. indices: int32 [N], to be read only. distinct: none is there twice."""
+
+    slots: tuple[Slot, ...]
+    indices: npt.NDArray[np.int32]
+    distinct: bool
+
+
 class Slots:
     """The seats of a batch: taken and released in O(1), never moved."""
 
@@ -26,6 +38,7 @@ class Slots:
         self._free = list(range(num_slots))[::-1]
         self._turn = [0] * num_slots
         self._owner: list[str | None] = [None] * num_slots
+        self._last: Owned | None = None  # until somebody leaves
 
     @property
     def num_free(self) -> int:
@@ -44,12 +57,14 @@ class Slots:
     def release(self, slot: Slot) -> None:
         """Free a seat; its turn ends, so every older `Slot` of this seat is refused from now on."""
         self.check(slot)
+        self._last = None
         self._turn[slot.index] += 1
         self._owner[slot.index] = None
         self._free.append(slot.index)
 
     def keep(self, alive: Iterable[Slot]) -> list[int]:
         """Free every seat but these, whatever was cut short before; return the free ones."""
+        self._last = None
         kept = {slot.index for slot in alive}
         gone = [index for index in range(self.num_slots) if index not in kept]
         for index in gone:
@@ -57,6 +72,17 @@ class Slots:
             self._owner[index] = None
         self._free = gone[::-1]
         return gone
+
+    def owned(self, slots: Iterable[Slot]) -> Owned:
+        """Look up several at once; SlotError for the first that is not its owner's any more.
+
+        Those that were looked up last are not looked at again, unless somebody left since.
+        """
+        slots = tuple(slots)
+        if self._last is None or self._last.slots != slots:  # quick where they are the same objects
+            indices = [self.check(slot) for slot in slots]
+            self._last = Owned(slots, np.array(indices, np.int32), len(set(indices)) == len(indices))
+        return self._last
 
     def check(self, slot: Slot) -> int:
         """Return the index, if `slot` still owns its seat; raise SlotError otherwise."""

@@ -41,12 +41,16 @@ class Step:
 
     @classmethod
     def one_row_each(
-        cls, slots: Sequence[Slot], positions: npt.NDArray[np.integer], children: npt.NDArray[np.integer]
+        cls,
+        slots: Sequence[Slot],
+        positions: npt.NDArray[np.integer],
+        children: npt.NDArray[np.integer],
+        indices: I32 | None = None,
     ) -> Step:
-        """A step without drafts: each sequence has one row."""
+        """A step without drafts: each sequence has one row. indices: of the slots, where the caller has them."""
         return cls(
             slots=tuple(slots),
-            slot_of_row=np.array([slot.index for slot in slots], np.int32),
+            slot_of_row=np.array([slot.index for slot in slots] if indices is None else indices, np.int32),
             position_of_row=np.ascontiguousarray(positions, np.uint32),
             child_of_row=np.ascontiguousarray(children, np.uint32),
             draft_of_row=np.full(len(slots), NO_DRAFT, np.int32),

@@ -10,8 +10,10 @@ from klero.device import kernel
 from klero.lots.mass.cpu import F32, I32, I64, KEY_NEG_INF, U64, key_of_bits
 from klero.lots.pinned.cpu import log32
 from klero.rows.maxima.cpu import block_maxima
-from klero.rows.select.cpu import block_masses, fill_masses, gather, keep_top_k, logit_of_key, top_k_bound
-from klero.rows.view.cpu import BLOCK, bits_at, bits_of, block_of, flush_key, is_bad, width_of
+from klero.rows.room import carve
+from klero.rows.select.cpu import block_masses, fill_masses, logit_of_key
+from klero.rows.topk.cpu import list_top, sort_listed
+from klero.rows.view.cpu import bits_at, bits_of, block_of, flush_key, is_bad
 
 TWO_M40, ONE = F32(2.0**-40), F32(1)
 NEG_INF = F32(-np.inf)
@@ -54,28 +56,6 @@ def rank_of(row: Any, maxima: Any, key: np.int32) -> int:
                 larger = I32(larger + I32(flush_key(key_of_bits(bits_of(block[i]))) > key))
             count += larger
     return count
-
-
-@kernel
-def sort_listed(keys: Any, ids: Any, n: int) -> None:
-    """Bring n listed tokens into the total order."""
-    order = np.empty(n, np.int64)
-    for i in range(n):
-        order[i] = (-I64(keys[i]) << 32) + I64(ids[i])
-    order.sort()
-    for i in range(n):
-        ids[i] = I32(order[i] & 0xFFFFFFFF)
-        keys[i] = I32(-(order[i] >> 32))
-
-
-@kernel
-def list_top(row: Any, maxima: Any, k: int, keys: Any, ids: Any, spare: Any, weights: Any) -> None:
-    """The first k tokens of a row in the total order, those with -inf at the end. keys, ids: more than V long."""
-    threshold = top_k_bound(row, maxima, k, spare, weights) if k < width_of(row) else KEY_NEG_INF
-    n = gather(row, maxima, threshold, keys, ids)
-    if n > k:
-        n = keep_top_k(keys, ids, n, k, spare, weights)
-    sort_listed(keys, ids, n)
 
 
 @kernel
@@ -129,7 +109,7 @@ def write_list(
     k = asks.num_top[r]
     if k > 0:
         write_removed(ids, n, k, said, r)
-        sort_listed(keys, ids, n)
+        sort_listed(keys, ids, n, np.empty(n, np.int32), np.empty(n, np.int32))
         write_top(keys, ids, min(k, n), level, maximum, reciprocal, said, r)
 
 
@@ -164,11 +144,11 @@ def say_raw(
 
 
 @kernel
-def score_rows(rows: Any, width: int, begin: int, end: int, token_ids: Any, asks: Any, said: Any) -> None:
+def score_rows(
+    room: Any, rows: Any, width: int, begin: int, end: int, token_ids: Any, asks: Any, said: Any
+) -> None:
     """Score one token of each row begin .. end - 1. rows: int32 (float32 bits) or uint16 (bfloat16 bits) [R, >= V]."""
-    maxima = np.empty((width + BLOCK - 1) // BLOCK, np.int32)
-    keys, ids, spare = np.empty(width + 1, np.int32), np.empty(width + 1, np.int32), np.empty(width + 1, np.int32)
-    weights = np.empty(width + 1, np.uint64)
+    (maxima, keys, ids, spare, weights, _), _ = carve(room, width)
     for r in range(begin, end):
         row = rows[r][:width]
         highest, widest = block_maxima(row, maxima)

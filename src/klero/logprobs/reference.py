@@ -6,8 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from klero.logprobs.asks import Asks, Said
-from klero.lots.mass import canonical, lse, masses, ordered_keys, scaled, weights
+from klero.lots.mass import canonical, lse, masses, scaled, weights
 from klero.params import RowParams
+from klero.rows.topk.reference import top
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
@@ -51,11 +52,6 @@ def kept_probs(logits: F32, kept: I64, reciprocal: np.float32) -> F32:
 def rank(values: F32, token: int) -> int:
     """1 + the tokens strictly greater. values: canonical logits, or logprobs."""
     return 1 + int(np.count_nonzero(values > values[token]))
-
-
-def top(values: F32, k: int) -> I64:
-    """The ids of the k largest in the total order; -inf takes part, at the end. k <= V."""
-    return np.argsort(~ordered_keys(values), kind="stable")[:k]
 
 
 def raw_row(raw: F32) -> tuple[F32, F32]:

@@ -55,8 +55,9 @@ def score(
 def raw_kernel() -> Callable[..., Any]:
     """The Numba kernel that says what is raw about given tokens."""
     from klero.logprobs.cpu import score_rows
+    from klero.rows.room import in_room
 
-    return score_rows
+    return in_room(score_rows)
 
 
 def _num_top(num_top: int, width: int) -> int:

@@ -128,6 +128,19 @@ def stack_rows(rows: Sequence[RowParams]) -> npt.NDArray[Any]:
     return np.array(rows, dtype=ROW_DTYPE)
 
 
+def bytes_of_row(row: RowParams) -> bytes:
+    """One row as it stands in such an array."""
+    array = np.zeros(1, ROW_DTYPE)  # what lies between the fields is the same each time
+    array[0] = row
+    return array.tobytes()
+
+
+def rows_of_bytes(rows: Sequence[bytes], num_rows: int) -> npt.NDArray[Any]:
+    """The array [R] of R such rows, or of one for all of them; its memory is its own."""
+    joined = b"".join(rows) if len(rows) == num_rows else rows[0] * num_rows
+    return np.ndarray(num_rows, ROW_DTYPE, bytearray(joined))
+
+
 def seed_bits(seed: int) -> int:
     """A seed as 64 unsigned bits: -1 is the same seed as 2^64-1."""
     return seed & (2**64 - 1)

@@ -15,6 +15,7 @@ from klero.params.decay import Decay, resolve_decay
 from klero.params.row import (
     TOP_P_OFF,
     RowParams,
+    bytes_of_row,
     resolve_others,
     resolve_row,
     round_fraction,
@@ -225,6 +226,11 @@ class SamplingParams:
         """What they come to for the first token: greedy or not, and the rounded values (docs/draw.md, 1)."""
         return self.row_at(TOP_P_OFF if self.top_p is None else round_fraction(self.top_p))
 
+    @functools.cached_property
+    def row_bytes(self) -> bytes:
+        """The same as it stands in an array of ROW_DTYPE."""
+        return bytes_of_row(self.row)
+
     def row_at(self, top_p: int) -> RowParams:
         """The same while P is top_p, an integer of 2^32: with a decay, P follows the output (`klero.params.decay`)."""
         return with_top_p(self._row_without_top_p, top_p)
@@ -270,6 +276,12 @@ class SamplingParams:
     def has_own_filters(self) -> bool:
         """Whether a draw calls filters of one's own."""
         return bool(self.filters) and not self._row_without_top_p.greedy
+
+    @functools.cached_property
+    def plain(self) -> bool:
+        """Whether a row of the model is sampled as it is, from these parameters, and nothing is said but the token."""
+        followed = self.decay is not None or self.needs_mask or self.min_tokens > 0
+        return not (followed or self.rewrites or self.has_own_filters or self.asks)
 
     @functools.cached_property
     def scores(self) -> bool:

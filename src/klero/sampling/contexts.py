@@ -32,6 +32,7 @@ OF_ONE_ROW = Names("position", "prompt", "output", "mask")
 
 def contexts_of(
     params: Sequence[SamplingParams],
+    num_rows: int,
     width: int,
     *,
     padded_from: int,
@@ -43,24 +44,30 @@ def contexts_of(
 ) -> dict[int, Context]:
     """The contexts of the rows that anything rewrites, by row. Raises ParameterError for what does not fit.
 
-    prompts, outputs: None, or R lists of token ids. masks: None or int32 [R, W]. end_token_ids: None or the model's.
-    names: what messages call them.
+    params: of R rows, or one for all. prompts, outputs: None, or R lists of token ids. masks: None or int32 [R, W].
+    end_token_ids: None or the model's. names: what messages call them.
     """
-    prompt_of = histories(names.prompts, prompts, len(params), width)
-    output_of = histories(names.outputs, outputs, len(params), width)
-    mask_of = read_masks(masks, len(params), width, padded_from, names.masks)
-    masked = np.zeros(len(params), bool) if mask_of is None else (mask_of != -1).any(axis=1)
+    prompt_of = histories(names.prompts, prompts, num_rows, width)
+    output_of = histories(names.outputs, outputs, num_rows, width)
+    mask_of = read_masks(masks, num_rows, width, padded_from, names.masks)
     ends = () if end_token_ids is None else tuple(ids_of("end_token_ids", end_token_ids, width).tolist())
+    if mask_of is None and all(one.plain for one in params):
+        return {}
+    masked = np.zeros(num_rows, bool) if mask_of is None else (mask_of != -1).any(axis=1)
     told = Told(prompts is not None and outputs is not None, masks is not None, end_token_ids is not None)
     contexts = {}
-    for r, one in enumerate(params):
-        rewritten = masked[r] or one.rewrites or one.min_tokens or one.decay or one.needs_mask
-        if rewritten or one.has_own_filters or one.asks:
+    for r, one in enumerate(of_each_row(params, num_rows)):
+        if masked[r] or not one.plain:
             check_width(one, width, padded_from)
             _check_told(one, told, names)
             mask = mask_of[r] if mask_of is not None and masked[r] else None
             contexts[r] = Context(one, prompt_of[r], output_of[r], ends, (), mask)
     return contexts
+
+
+def of_each_row(params: Sequence[SamplingParams], num_rows: int) -> Sequence[SamplingParams]:
+    """The parameters of R rows, of which there is one for each or one for all."""
+    return params if len(params) == num_rows else [params[0]] * num_rows
 
 
 def histories(name: str, given: Any, num_rows: int, width: int) -> list[I32]:

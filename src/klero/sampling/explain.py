@@ -103,7 +103,7 @@ def explain(
     prompts, outputs, masks = (None if given is None else [given] for given in (prompt, output, mask))
     width = width_without_padding(padded_from, raw.shape[1])
     contexts = contexts_of(
-        [params], raw.shape[1], padded_from=width, prompts=prompts, outputs=outputs, end_token_ids=end_token_ids,
+        [params], 1, raw.shape[1], padded_from=width, prompts=prompts, outputs=outputs, end_token_ids=end_token_ids,
         masks=None if masks is None else np.asarray(mask)[None], names=OF_ONE_ROW,
     )  # fmt: skip
     at = contexts.get(0, Context(params))

@@ -59,7 +59,8 @@ COLUMNS = {
     "row": Column(ROW_DTYPE, np.array(NEUTRAL, ROW_DTYPE)),
     "seed": Column(np.uint64, 0),
     "child": Column(np.uint32, 0),
-    "num_embedded": Column(np.uint32, 0),  # positions before the history's first id
+    "num_embedded": Column(np.int32, 0),  # positions before the history's first id
+    "plain": Column(np.bool_, True),  # its rows are sampled as they are, and nothing but the history remembers a token
     "hosted": Column(np.bool_, False),
     "asks": Column(np.bool_, False),
     "decays": Column(np.bool_, False),
@@ -133,8 +134,9 @@ class Sampler:
 
     def step_of(self, slots: Sequence[Slot]) -> Step:
         """Build the Step that gives each of these sequences, in this order, its next token."""
-        indices = np.array([self.slots.check(slot) for slot in slots], np.int32)
-        return Step.one_row_each(slots, self._next_positions(indices), self.columns["child"][indices])
+        owned = self.slots.owned(slots)
+        positions, children = self._next_positions(owned.indices), self.columns["child"].take(owned.indices)
+        return Step.one_row_each(owned.slots, positions, children, owned.indices)
 
     def begin_masks(self, step: Step) -> None:
         """Let the matchers of a step's rows make their masks in the background. Before the forward; may be left out."""
@@ -149,26 +151,26 @@ class Sampler:
         LogitsError, ParameterError; nothing changed.
         """
         self._check(step)
-        read, (allowed, failed) = self._read(step, logits), self._masks(step, masks)
-        slots = step.slot_of_row
-        seeds, params = self.columns["seed"][slots], self.columns["row"][slots]
-        at = step.position_of_row, step.child_of_row
-        work = Work(read.rows, self.padded_from, params, seeds, *at, self.backend, self._asks(slots))
-        real = np.arange(step.num_rows) < step.row_starts[-1]
-        sound = real & ~np.isin(np.arange(step.num_rows), list(failed)) if failed else real
-        patched, hosted = (rows & sound for rows in self._roads(slots, allowed))
-        work.run_plain(np.flatnonzero(sound & ~(patched | hosted)))
-        if patched.any():
-            self._run_patched(work, slots, np.flatnonzero(patched), allowed)
-        if hosted.any():
-            work.run_hosted({r: self._context(slots[r], allowed, r) for r in np.flatnonzero(hosted).tolist()})
-        for r, what in failed.items():
-            work.refuse(r, what)
-        for of_row, value in zip(work.out, (NO_TOKEN, EMPTY, 0), strict=True):
-            of_row[~real] = value
-        drawn = work.status == OK
-        self.append(slots[drawn], work.token_ids[drawn])
-        return SampleState(step, device=work.sampled(read.home), host=work.sampled())
+        read, slots, num_real = self._read(step, logits), step.slot_of_row, int(step.row_starts[-1])
+        plain = masks is None and self._all_plain(slots[:num_real])
+        work = Work(
+            read.rows, self.padded_from, self.columns["row"].take(slots), self.columns["seed"].take(slots),
+            step.position_of_row, step.child_of_row, self.backend, None if plain else self._asks(slots),
+        )  # fmt: skip
+        if plain:
+            work.run_plain(np.arange(num_real))
+        else:
+            self._run_by_roads(work, step, masks)
+        if num_real < len(slots):
+            for of_row, value in zip(work.out, (NO_TOKEN, EMPTY, 0), strict=True):
+                of_row[num_real:] = value
+        everyone = num_real == len(slots) and not work.messages
+        drawn = slice(None) if everyone else np.flatnonzero(work.status == OK)
+        self.history.append(slots[drawn], work.token_ids[drawn])
+        if not plain:
+            self._remember(slots[drawn], work.token_ids[drawn])
+        host = work.sampled()
+        return SampleState(step, host if read.home is np.asarray else work.sampled(read.home), host)
 
     def update_requests(self, state: SampleState) -> list[TokenUpdate]:
         """Bring the tokens to their sequences and decide which are finished; one update for each.
@@ -205,6 +207,10 @@ class Sampler:
             raise RequestError(f"token_ids={token_ids.tolist()}: must be integers in [0, {self.vocab_size - 1}]")
         self._check_room(slots, self._next_positions(slots))
         self.history.append(slots, token_ids)
+        self._remember(slots, token_ids)
+
+    def _remember(self, slots: npt.NDArray[np.integer], token_ids: npt.NDArray[np.integer]) -> None:
+        """Let what follows the tokens of these slots take one each; their histories have it already."""
         if self.rules is not None:
             self.rules.append(slots, token_ids)
         self.matchers.append(slots, token_ids)
@@ -249,7 +255,8 @@ class Sampler:
         top_p = 0 if params.decay is None else top_p_after(params.decay, output.tolist())
         row = params.row if params.decay is None else params.row_at(top_p)
         self.columns.write(
-            slot.index, row=np.array(row, ROW_DTYPE), seed=seat.seed, child=seat.child, hosted=is_hosted(params),
+            slot.index, row=np.array(row, ROW_DTYPE), seed=seat.seed, child=seat.child,
+            plain=params.plain and seat.make_matcher is None and self.rules is not None, hosted=is_hosted(params),
             decays=params.decay is not None, top_p=top_p, asks=params.asks, num_embedded=seat.num_embedded,
         )  # fmt: skip
         if self.rules is not None and (params.rewrites or params.min_tokens):
@@ -282,9 +289,25 @@ class Sampler:
             masks = masks._replace(of_row=of_row)
         return masks if words is None else masks.joined(Masks.given(words)), failed
 
-    def _roads(
-        self, slots: npt.NDArray[np.int32], masks: Masks
-    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    def _all_plain(self, slots: npt.NDArray[np.integer]) -> bool:
+        """Whether rows of these slots are sampled as they are, unless masks are given: none has a matcher either."""
+        return bool(np.count_nonzero(self.columns["plain"].take(slots)) == len(slots))
+
+    def _run_by_roads(self, work: Work, step: Step, masks: Any) -> None:
+        """Sample the rows before the padding, each on its road; those whose matcher failed get no token."""
+        (allowed, failed), slots = self._masks(step, masks), step.slot_of_row
+        sound = np.arange(len(slots)) < step.row_starts[-1]
+        sound[list(failed)] = False
+        patched, hosted = (rows & sound for rows in self._roads(slots, allowed))
+        work.run_plain(np.flatnonzero(sound & ~(patched | hosted)))
+        if patched.any():
+            self._run_patched(work, slots, np.flatnonzero(patched), allowed)
+        if hosted.any():
+            work.run_hosted({r: self._context(slots[r], allowed, r) for r in np.flatnonzero(hosted).tolist()})
+        for r, what in failed.items():
+            work.refuse(r, what)
+
+    def _roads(self, slots: npt.NDArray[np.int32], masks: Masks) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Which rows a kernel rewrites, and which the reference does."""
         if self.rules is None:
             return np.zeros(len(slots), bool), np.ones(len(slots), bool)
@@ -303,18 +326,17 @@ class Sampler:
         patched = Patched(rules, slots, *self.rules.masks(slots).joined(masks))
         work.run_patched(chosen, patched, lambda r: self._context(slots[r], masks, r))
 
-    def _next_positions(self, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    def _next_positions(self, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
         """The absolute index of the token that comes next in each of these slots."""
-        positions: npt.NDArray[np.int64] = self.history.lengths[indices] + self.columns["num_embedded"][indices]
+        positions: npt.NDArray[np.int32] = self.history.lengths.take(indices)
+        positions += self.columns["num_embedded"].take(indices)
         return positions
 
     def _check(self, step: Step) -> None:
         """Refuse a step whose slots have other owners by now, or that is not the next of each of them."""
-        for slot in step.slots:
-            self.slots.check(slot)
-        if len(set(step.slots)) != len(step.slots):
+        if not self.slots.owned(step.slots).distinct:
             raise SlotError("a step has the same slot twice; give each sequence one place in it")
-        if np.any(step.draft_of_row != NO_DRAFT):
+        if np.count_nonzero(step.draft_of_row != NO_DRAFT):
             r = int(np.argmax(step.draft_of_row != NO_DRAFT))
             raise SlotError(
                 f"slot {step.slot_of_row[r]}: row {r} verifies draft {step.draft_of_row[r]}, and this sampler draws "
@@ -322,7 +344,7 @@ class Sampler:
             )
         slot_of_row, position_of_row = step.slot_of_row[: len(step.slots)], step.position_of_row[: len(step.slots)]
         comes_next = self._next_positions(slot_of_row)
-        if np.any(comes_next != position_of_row):
+        if np.count_nonzero(comes_next.view(np.uint32) != position_of_row):  # one type: NumPy is quick then
             r = int(np.argmax(comes_next != position_of_row))
             raise SlotError(
                 f"slot {step.slot_of_row[r]}: the step is for position {step.position_of_row[r]}, "
@@ -330,9 +352,9 @@ class Sampler:
             )
         self._check_room(slot_of_row, comes_next)
 
-    def _check_room(self, indices: npt.NDArray[np.integer], comes_next: npt.NDArray[np.int64]) -> None:
+    def _check_room(self, indices: npt.NDArray[np.integer], comes_next: npt.NDArray[np.int32]) -> None:
         """Raise SlotError for a slot that has no place for another token."""
-        if np.any(comes_next >= self.history.max_len):
+        if np.count_nonzero(comes_next >= self.history.max_len):
             full = int(indices[np.argmax(comes_next)])
             raise SlotError(f"slot {full}: its history holds max_len={self.history.max_len} tokens; release it")
 
@@ -365,4 +387,3 @@ class Sampler:
             if finished is not None:
                 return update(finished)
         return update(None)
-

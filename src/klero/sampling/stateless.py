@@ -14,12 +14,13 @@ from klero.device import HAVE_NUMBA, Backend, choose_backend
 from klero.errors import Fault, ParameterError
 from klero.grammar.masks import Masks
 from klero.logprobs import asks_of, score
-from klero.params import SamplingParams, check_seed, seed_bits, stack_rows
+from klero.params import SamplingParams, check_seed, rows_of_bytes, seed_bits
 from klero.params.decay import top_p_after
 from klero.rewrite import Context, Rules
 from klero.rows.inputs import read_logits, width_without_padding
-from klero.sampling.contexts import OF_ROWS, Names, contexts_of
-from klero.sampling.work import Patched, Sampled, Work, is_hosted
+from klero.rows.topk import topk
+from klero.sampling.contexts import OF_ROWS, Names, contexts_of, of_each_row
+from klero.sampling.work import WIDE, Patched, Sampled, Work, is_hosted
 
 
 def sample(
@@ -64,26 +65,28 @@ def sample(
     Raises: LogitsError for what is not logits, ParameterError for parameters. Formula: docs/draw.md.
     """
     read = read_logits(logits)
-    num_rows, width = read.rows.shape
-    width = width_without_padding(padded_from, width)
-    listed = params_of_rows(params, num_rows)
+    num_rows, columns = read.rows.shape
+    width = width_without_padding(padded_from, columns)
+    given = params_of_rows(params, num_rows)
     contexts = contexts_of(
-        listed, read.rows.shape[1], padded_from=width, prompts=prompts, outputs=outputs, masks=masks,
+        given, num_rows, columns, padded_from=width, prompts=prompts, outputs=outputs, masks=masks,
         end_token_ids=end_token_ids,
-    )
-    rows = stack_rows([one.row for one in listed])
+    )  # fmt: skip
+    rows = rows_of_bytes([one.row_bytes for one in given], num_rows)
     for r, at in contexts.items():
         if at.params.decay is not None:
             rows[r] = at.params.row_at(top_p_after(at.params.decay, at.output_ids))
     if positions is None:
         positions = positions_of(prompts, outputs)
     work = Work(
-        read.rows, width, rows, resolve_seeds(params, seeds, num_rows), counters("positions", positions, num_rows),
+        read.rows, width, rows, resolve_seeds(given, seeds, num_rows), counters("positions", positions, num_rows),
         counters("children", 0 if children is None else children, num_rows), choose_backend(backend),
-        asks_of(listed, width),
+        asks_of(of_each_row(given, num_rows), width) if contexts else None,
     )  # fmt: skip
-    work.run_plain(np.array([r for r in range(num_rows) if r not in contexts], np.int64))
-    run_rewritten(work, contexts)
+    plain = [r for r in range(num_rows) if r not in contexts] if contexts else range(num_rows)
+    work.run_plain(np.array(plain, np.int64))
+    if contexts:
+        run_rewritten(work, contexts)
     return work.sampled(read.home)
 
 
@@ -120,13 +123,16 @@ def _masks_of(contexts: dict[int, Context], num_rows: int, num_tokens: int) -> M
 def warm_up(dtype: npt.DTypeLike = np.float32, *, rewriting: bool = False, scoring: bool = False) -> None:
     """Compile the kernels for logits of a dtype, or load them from the cache; the first use does it otherwise.
 
-    rewriting: those for rows that rules rewrite, and for what the rules remember, too. scoring: those for logprobs.
+    rewriting: those for rows that rules rewrite, and for what the rules remember, too. scoring: those for logprobs, for
+    top-k alone and for wide rows.
     """
     rows, params = np.zeros((1, 8), dtype), SamplingParams(temperature=1.0, seed=0)
     sample(rows, params, positions=0)
     if scoring:
         sample(rows, SamplingParams(temperature=1.0, seed=0, logprobs=1, return_kept=True), positions=0)
         score(rows, [0], num_top=1)
+        topk(rows, 1)
+        sample(np.zeros((1, WIDE), dtype), params, positions=0)
     if rewriting and HAVE_NUMBA:
         params = SamplingParams(temperature=1.0, seed=0, repetition_penalty=2, no_repeat_ngram_size=2)
         sample(rows, params, prompts=[[1, 2]], outputs=[[1]])
@@ -139,9 +145,9 @@ def warm_up(dtype: npt.DTypeLike = np.float32, *, rewriting: bool = False, scori
 
 
 def params_of_rows(params: SamplingParams | Sequence[SamplingParams], num_rows: int) -> list[SamplingParams]:
-    """The parameters of R rows from one SamplingParams or R of them."""
+    """The parameters of R rows: one for each, or one for all."""
     if isinstance(params, SamplingParams):
-        return [params] * num_rows
+        return [params]
     listed = isinstance(params, Sequence) and all(isinstance(p, SamplingParams) for p in params)
     if not listed or len(params) != num_rows:
         fault = Fault("params", params, f"must be one SamplingParams, or as many as there are rows ({num_rows})")
@@ -157,24 +163,31 @@ def positions_of(prompts: Any, outputs: Any, names: Names = OF_ROWS) -> Any:
     return [len(prompt) + len(output) for prompt, output in zip(prompts, outputs, strict=True)]
 
 
-def resolve_seeds(
-    params: SamplingParams | Sequence[SamplingParams], seeds: Any, num_rows: int
-) -> npt.NDArray[np.uint64]:
-    """The seed of each row, uint64 [R]: from params, from `seeds`, or fresh from the operating system."""
-    asked = [params.seed] if isinstance(params, SamplingParams) else [p.seed for p in params]
-    fresh = np.frombuffer(secrets.token_bytes(8 * num_rows), np.uint64).copy()
-    if seeds is None:
-        given = asked * num_rows if isinstance(params, SamplingParams) else asked
-    elif any(seed is not None for seed in asked):
-        raise ParameterError([Fault("seeds", seeds, "stands beside a seed in params; give one of them")])
-    else:
-        given = [seeds] * num_rows if np.ndim(seeds) == 0 else list(seeds)
-    if len(given) != num_rows:
+def resolve_seeds(params: Sequence[SamplingParams], seeds: Any, num_rows: int) -> npt.NDArray[np.uint64]:
+    """The seed of each row, uint64 [R]: from params (of each or of all), from `seeds`, or from the operating system."""
+    given: list[int | None] = [one.seed for one in params]
+    if seeds is not None:
+        if any(seed is not None for seed in given):
+            raise ParameterError([Fault("seeds", seeds, "stands beside a seed in params; give one of them")])
+        given = _checked_seeds(seeds, num_rows)
+    bits = np.array([seed_bits(seed) for seed in given if seed is not None], np.uint64)
+    if len(bits) < len(given):
+        known, bits = bits, np.frombuffer(secrets.token_bytes(8 * num_rows), np.uint64).copy()
+        if len(given) == num_rows:
+            bits[[seed is not None for seed in given]] = known
+    return bits if len(bits) == num_rows else bits.repeat(num_rows)
+
+
+def _checked_seeds(seeds: Any, num_rows: int) -> list[int | None]:
+    """`seeds` as the integers of R rows, or as one for all."""
+    if np.ndim(seeds) == 0:
+        return [check_seed("seeds", seed) for seed in [seeds][:num_rows]]
+    if len(seeds) != num_rows:
         raise ParameterError([Fault("seeds", seeds, f"must be one integer or one for each of the {num_rows} rows")])
-    for r, seed in enumerate(given):
-        if seed is not None:
-            fresh[r] = seed_bits(check_seed("seeds", seed) or 0)
-    return fresh
+    if isinstance(seeds, np.ndarray) and seeds.ndim == 1 and seeds.dtype.kind in "iu":
+        integers: list[int | None] = seeds.tolist()
+        return integers
+    return [check_seed("seeds", seed) for seed in seeds]
 
 
 def counters(name: str, given: Any, num_rows: int) -> npt.NDArray[np.uint32]:

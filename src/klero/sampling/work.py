@@ -32,6 +32,7 @@ from klero.sampling.status import BAD, EMPTY, FAILED, NO_TOKEN, OK, message
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
+WIDE = 2**17  # columns from which it pays to split a row that has a core for itself
 
 
 class Patched(NamedTuple):
@@ -121,6 +122,8 @@ class Work:
     def sampled(self, home: Callable[[npt.NDArray[Any]], Any] = np.asarray) -> Sampled:
         """What the rows came to, as arrays of the caller's kind."""
         made = home(self.token_ids), home(self.status), home(self.num_kept), home(self.seeds)
+        if self.asks is None:
+            return Sampled(*made, self.messages)
         return Sampled(*made, self.messages, self.logprobs, self.probs)
 
     @functools.cached_property
@@ -153,9 +156,18 @@ class Work:
         if self.backend == "reference":
             reference.sample_rows(as_float32(self.rows)[:, : self.width], chosen, *self.asked, *self.out)
         else:
-            kernel, bits = fused.cpu_kernel(), as_bits(self.rows)
-            self._over("", chosen, lambda part: kernel(bits, self.width, part, *self.asked, *self.out))
+            self._run_kernel(chosen, as_bits(self.rows), num_threads())
         self._explain(chosen)
+
+    def _run_kernel(self, chosen: I64, bits: npt.NDArray[Any], threads: int) -> None:
+        """The kernel over ranges of rows; over ranges of the columns where there are fewer rows than threads."""
+        if len(chosen) < threads and self.width >= WIDE:
+            with first_use("wide " + self.rows.dtype.name):
+                for r in chosen.tolist():
+                    fused.wide_kernel()(bits, self.width, r, *self.asked, *self.out, threads)
+        else:
+            kernel = fused.cpu_kernel()
+            self._over("", chosen, lambda part: kernel(bits, self.width, part, *self.asked, *self.out))
 
     def run_patched(self, chosen: I64, patched: Patched, context_of: Callable[[int], Context]) -> None:
         """Sample rows whose rules a kernel applies. context_of: the same rules of a row, for messages."""
@@ -228,11 +240,13 @@ class Work:
 
     def _over(self, kind: str, chosen: I64, work: Callable[[I64], None]) -> None:
         """Run a kernel over ranges of the chosen rows."""
-        with first_use(kind + self.rows.dtype.name):
+        with first_use(kind + self.rows.dtype.type.__name__):
             over_rows(lambda begin, end: work(chosen[begin:end]), len(chosen), num_threads())
 
     def _explain(self, chosen: I64, context_of: Callable[[int], Context] | None = None) -> None:
         """Say what is wrong with the rows that got no token."""
+        if not np.count_nonzero(self.status.take(chosen)):  # OK is 0
+            return
         for r in chosen[self.status[chosen] != OK].tolist():
             status, rules = int(self.status[r]), tuple[str, ...]()
             if status == EMPTY and context_of is not None:

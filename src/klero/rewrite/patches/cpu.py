@@ -36,17 +36,10 @@ U32 = np.uint32
 
 
 @kernel
-def room_for_view(width: int) -> Any:
-    """Scratch for one row of a width after the other: starts, copy, state."""
-    blocks = (width + BLOCK - 1) // BLOCK
-    return np.empty(blocks, np.int32), np.empty(2 * blocks * BLOCK, np.int32), np.empty(2, np.int64)
-
-
-@kernel
 def rewritten_view(row: Any, rules: Any, slot: int, mask: Any, room: Any, maxima: Any) -> Any:
     """A row as the rules of a slot and a mask leave it: (view, its largest key, a bound of its largest bits).
 
-    mask: int32 [W], or [0] for none. room: from `room_for_view`. maxima: int32 [B], filled. Of a bad row (NaN or +inf
+    mask: int32 [W], or [0] for none. room: from `carve_for_view`. maxima: int32 [B], filled. Of a bad row (NaN or +inf
     in the model's own logits, banned tokens included) the largest raw key and bits are returned, which tell so.
     """
     starts, copy, state = room

@@ -13,11 +13,13 @@ from numba import types
 from numba.extending import overload
 
 from klero.device import inline, kernel
-from klero.lots.mass.cpu import F32, I32, I64, KEY_NEG_INF, TWO_20, U64, flush, key_of_bits, mass_of_weight
+from klero.lots.mass.cpu import F32, I32, I64, KEY_NEG_INF, TINY, TWO_20, U64, flush, key_of_bits, mass_of_weight
 from klero.lots.pinned.cpu import exp32
+from klero.rows.lanes import LANES, keys_at_least, lowest_bit
 from klero.rows.maxima.cpu import largest_key
 from klero.rows.view.cpu import (
     BLOCK,
+    U32,
     bits_of,
     block_of,
     flush_key,
@@ -29,6 +31,8 @@ from klero.rows.view.cpu import (
 
 ONE = U64(1)
 ALL_ALIVE = I32(KEY_NEG_INF + 1)
+BUCKETS = 256
+NO_MASS_BELOW = F32(-28)  # s of which w is below 2^-40
 
 
 @inline
@@ -48,16 +52,16 @@ def select(keys: Any, weights: Any, n: int, need: np.uint64) -> tuple[np.int32, 
     """The largest key t such that the weight of all keys >= t reaches `need`, and the weight strictly above t.
 
     A radix select over keys[:n] with weights[:n]: 256 buckets over the range of the keys, then the same within the
-    bucket where the sum from above crosses `need`; at most 4 rounds. Both arrays are overwritten.
-    Requires 1 <= need <= the sum.
+    bucket where the sum from above crosses `need`; at most 4 rounds. Both arrays are overwritten, weights as far as
+    n + BUCKETS. Requires 1 <= need <= the sum.
     """
-    above, sums = U64(0), np.empty(256, np.uint64)
+    above, sums = U64(0), weights[n : n + BUCKETS]
     low, high = I64(keys[0]), I64(keys[0])
     for i in range(n):
         low, high = min(low, I64(keys[i])), max(high, I64(keys[i]))
     while low < high:
         shift = 0
-        while (high - low) >> shift > 255:
+        while (high - low) >> shift >= BUCKETS:
             shift += 8
         sums[:] = 0
         for i in range(n):
@@ -83,35 +87,69 @@ def _keep_range(keys: Any, weights: Any, n: int, low: int, high: int) -> int:
     return left
 
 
+@inline
+def unflushed(least: np.int32) -> np.int32:
+    """The bound of unflushed keys for those whose flushed key is at least `least`."""
+    if -TINY <= least < TINY:  # as in flush_key: -TINY is the key of the largest |l| that is flushed
+        return TINY if least > I32(0) else I32(-TINY)
+    return least
+
+
 @kernel
 def gather(row: Any, maxima: Any, threshold: np.int32, keys: Any, ids: Any) -> int:
     """Write keys and ids of all tokens with key >= threshold, by ascending id; blocks below it are skipped.
 
     keys, ids: at least V long.
     """
-    n, raw = 0, raw_of(row)
+    return int(gather_most(row, maxima, threshold, width_of(row), keys, ids))
+
+
+@kernel
+def gather_most(row: Any, maxima: Any, threshold: np.int32, most: int, keys: Any, ids: Any) -> int:
+    """The same, given up soon after more than `most` tokens were found."""
+    n, raw, least = 0, raw_of(row), unflushed(threshold)
     for b in range(maxima.size):
         if maxima[b] < threshold:
             continue
         if is_touched(row, b):
-            n += gather_block(block_of(row, b), b * BLOCK, threshold, keys[n:], ids[n:])
+            n += gather_block(block_of(row, b), b * BLOCK, least, keys[n:], ids[n:])
         else:
-            n += gather_block(raw[b * BLOCK : (b + 1) * BLOCK], b * BLOCK, threshold, keys[n:], ids[n:])
+            n += gather_block(raw[b * BLOCK : (b + 1) * BLOCK], b * BLOCK, least, keys[n:], ids[n:])
+        if n > most:
+            break
     return n
 
 
 @kernel
-def gather_block(block: Any, first: int, threshold: np.int32, keys: Any, ids: Any) -> int:
-    """The same for one block. Its keys are all made first, which vectorises, where its own will stand at most."""
-    made = keys[: block.size]
-    for i in range(block.size):
-        made[i] = flush_key(key_of_bits(bits_of(block[i])))
-    left = 0
-    for i in range(block.size):
-        if made[i] >= threshold:
-            made[left], ids[left] = made[i], first + i
+def gather_block(block: Any, first: int, least: np.int32, keys: Any, ids: Any) -> int:
+    """The same for one block. least: a bound of unflushed keys."""
+    left, whole = 0, block.size // LANES * LANES
+    for begin in range(0, whole, LANES):
+        mask = keys_at_least(block, begin, least)
+        while mask != U32(0):
+            i = begin + lowest_bit(mask)
+            keys[left], ids[left] = flush_key(key_of_bits(bits_of(block[i]))), first + i
+            left += 1
+            mask = U32(mask & (mask - U32(1)))
+    for i in range(whole, block.size):
+        key = key_of_bits(bits_of(block[i]))
+        if key >= least:
+            keys[left], ids[left] = flush_key(key), first + i
             left += 1
     return left
+
+
+@kernel
+def num_from(row: Any, maxima: Any, threshold: np.int32) -> int:
+    """How many tokens have a key >= threshold."""
+    n, least = 0, unflushed(threshold)
+    for b in range(maxima.size):
+        if maxima[b] >= threshold:
+            block, count = block_of(row, b), I32(0)
+            for i in range(block.size):
+                count = I32(count + I32(key_of_bits(bits_of(block[i])) >= least))
+            n += count
+    return n
 
 
 @kernel
@@ -217,7 +255,7 @@ def block_masses(row: Any, maxima: Any, maximum: np.float32, reciprocal: np.floa
     total, raw = U64(0), raw_of(row)
     for b in range(maxima.size):
         out[b] = U64(0)
-        if mass_of_key(maxima[b], maximum, reciprocal) == 0:
+        if (logit_of_key(maxima[b]) - maximum) * reciprocal < NO_MASS_BELOW:
             continue
         if is_touched(row, b):
             out[b] = mass_of_block(block_of(row, b), maximum, reciprocal)
@@ -232,8 +270,9 @@ def two_masses(row: Any, maxima: Any, maximum: np.float32, reciprocal: np.float3
     """The masses of a row at temperature 1 and at another one, in one pass. row: plain."""
     first, second = U64(0), U64(0)
     for b in range(maxima.size):
-        block, weighs = row[b * BLOCK : (b + 1) * BLOCK], mass_of_key(maxima[b], maximum, F32(1)) > 0
-        if reciprocal == F32(1) or mass_of_key(maxima[b], maximum, reciprocal) == 0:
+        block, d = row[b * BLOCK : (b + 1) * BLOCK], logit_of_key(maxima[b]) - maximum
+        weighs = d >= NO_MASS_BELOW
+        if reciprocal == F32(1) or d * reciprocal < NO_MASS_BELOW:
             first += mass_of_block(block, maximum, F32(1)) if weighs else U64(0)
         elif weighs:
             q, at = two_masses_of_block(block, maximum, reciprocal)

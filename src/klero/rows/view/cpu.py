@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
+from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic, overload
 
 from klero.device import inline, kernel
@@ -29,7 +30,7 @@ class View(NamedTuple):
 
     raw: int32 (float32 bits) or uint16 (bfloat16 bits) [V], never written. starts: int32 [B], for each block where
     its copy begins, or RAW: read where the model left it; MARKED: to be copied by `read_marked`; MASKED: to be copied
-    through the mask when it is first read. copy: int32 [2 * B * BLOCK], binary32 bits, side by side; state: int64
+    through the mask when it is first read. copy: int32 [2 * B * BLOCK], binary32 bits, side by side; state: int32
     [2], how much of it is used, and 1 where no logit of the model is -inf. mask: int32 [ceil(V / 32)], bit set where
     a token is allowed, or int32 [0] for no mask. maxima: int32 [B], the largest key of each block, flushed; of a
     MASKED one a bound.
@@ -152,6 +153,16 @@ def borrowed(typing_context: Any, array: Any) -> Any:
         return struct._getvalue()
 
     return array(array), generate
+
+
+@intrinsic
+def as_row(typing_context: Any, array: Any) -> Any:
+    """The same array with the type of float32 rows, which are read-only: what reads rows is then compiled once."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return impl_ret_borrowed(context, builder, signature.return_type, args[0])
+
+    return types.Array(types.int32, 1, "C", readonly=True)(array), generate
 
 
 @kernel

@@ -16,7 +16,9 @@ from klero.lots.mass.cpu import F32, I32, I64, KEY_NEG_INF, flush, key_of_bits
 from klero.lots.noise.cpu import lot_of_word
 from klero.lots.philox.cpu import U32, U64, philox4x32, word_of_id
 from klero.lots.pinned.cpu import ZERO, exp32
+from klero.rows.lanes import LANES, lowest_bit, words_at_most
 from klero.rows.maxima.cpu import lowest_id
+from klero.rows.room import CHUNK
 from klero.rows.select.cpu import logit_of_key
 from klero.rows.view.cpu import BLOCK, bits_at, width_of
 
@@ -26,7 +28,6 @@ NEVER = F32(-np.inf)
 ALL_WORDS = U32(2**32 - 1)
 TWO_32, SLACK = F32(2.0**32), F32(1.0001)
 PURPOSE_DRAW = U32(0)
-CHUNK = 4 * BLOCK  # tokens whose words are made at a time
 
 
 @kernel
@@ -72,43 +73,53 @@ def fill_words(
     return least
 
 
+@inline
+def is_kept(key: np.int32, token: int, cut_key: np.int32, last: int) -> bool:
+    """Whether a token is before a cut."""
+    return bool(key > cut_key or (key == cut_key and token <= last))
+
+
 @kernel
 def draw_chunk(
-    row: Any, begin: int, smax: np.float32, maximum: np.float32, reciprocal: np.float32, first_id: int,
-    seed: np.uint64, position: np.uint32, child: np.uint32, words: Any, best: np.float32, best_id: int,
+    row: Any, begin: int, smax: np.float32, maximum: np.float32, reciprocal: np.float32, cut_key: np.int32, last: int,
+    first_id: int, seed: np.uint64, position: np.uint32, child: np.uint32, words: Any, best: np.float32, best_id: int,
 ) -> tuple[np.float32, int]:  # fmt: skip
-    """Let row[begin : begin + CHUNK] draw where l > -inf; return the better of its best and (best, best_id)."""
+    """Let row[begin : begin + CHUNK] draw, before the cut; return the better of its best and (best, best_id)."""
     size = min(CHUNK, width_of(row) - begin)
     first = first_id + begin
     limit = word_limit(best, smax)
     if fill_words(first, size, position, child, seed, words) > limit:
         return best, best_id
     count = ((first + size - 1) >> 2) - (first >> 2) + 1
-    for k in range(4 * count):
-        word = words[k]
-        if word > limit:
-            continue
-        i = 4 * (k % count) + k // count - (first & 3)
-        if i < 0 or i >= size:
-            continue
-        bits = flush(bits_at(row, begin + i))
-        s = (I32(bits).view(np.float32) - maximum) * reciprocal
-        if key_of_bits(bits) == KEY_NEG_INF or s + lot_bound(word) < best:
-            continue
-        score = s + lot_of_word(word)
-        if score > best or (score == best and first + i < best_id):
-            best, best_id = score, first + i
+    words[4 * count : 4 * count + LANES] = ALL_WORDS
+    for part in range(0, 4 * count, LANES):
+        mask = words_at_most(words, part, limit)
+        while mask != U32(0):
+            k = part + lowest_bit(mask)
+            mask = U32(mask & (mask - U32(1)))
+            i = 4 * (k % count) + k // count - (first & 3)
+            if i < 0 or i >= size or k >= 4 * count:
+                continue
+            bits = flush(bits_at(row, begin + i))
+            s = (I32(bits).view(np.float32) - maximum) * reciprocal
+            if not is_kept(key_of_bits(bits), begin + i, cut_key, last) or s + lot_bound(words[k]) < best:
+                continue
+            score = s + lot_of_word(words[k])
+            if score > best or (score == best and first + i < best_id):
+                best, best_id = score, first + i
     return best, best_id
 
 
 @kernel
 def draw_row(
-    row: Any, maxima: Any, top: np.int32, maximum: np.float32, reciprocal: np.float32, first_id: int,
-    seed: np.uint64, position: np.uint32, child: np.uint32, words: Any,
+    row: Any, maxima: Any, top: np.int32, maximum: np.float32, reciprocal: np.float32, cut_key: np.int32, last: int,
+    first_id: int, seed: np.uint64, position: np.uint32, child: np.uint32, words: Any,
 ) -> tuple[np.float32, int]:  # fmt: skip
     """Draw from a whole row (or a shard of one, with the maximum of the whole). Returns (best score, its id).
 
-    The likeliest token draws first, so that whole chunks of the others are skipped or make no lot. top: its key.
+    Those with a key above the cut draw, and those at it up to the place `last` in the row; the key of -inf and -1 leave
+    every token that can be drawn. The likeliest token draws first, so that whole chunks of the others are skipped or
+    make no lot. top: its key.
     """
     best, best_id = NEVER, I64(2**62)
     likeliest = lowest_id(row, maxima, top)
@@ -120,10 +131,10 @@ def draw_row(
         for b in range(begin // BLOCK, min((begin + CHUNK) // BLOCK, maxima.size)):
             largest = max(largest, maxima[b])
         smax = (logit_of_key(largest) - maximum) * reciprocal
-        if smax + LARGEST_LOT < best or largest == KEY_NEG_INF:
+        if smax + LARGEST_LOT < best or largest == KEY_NEG_INF or largest < cut_key:
             continue
         best, best_id = draw_chunk(
-            row, begin, smax, maximum, reciprocal, first_id, seed, position, child, words, best, best_id
+            row, begin, smax, maximum, reciprocal, cut_key, last, first_id, seed, position, child, words, best, best_id
         )
     return best, best_id
 

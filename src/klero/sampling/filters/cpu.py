@@ -15,10 +15,8 @@ from klero.rows.select.cpu import (
     keep_above,
     logit_of_key,
     mass_of_key,
-    maxima_of_blocks,
     select,
 )
-from klero.rows.view.cpu import BLOCK
 
 LOW_32 = U64(2**32 - 1)
 
@@ -56,45 +54,6 @@ def keep_nucleus(
     q = mass_of_key(threshold, maximum, reciprocal)  # > 0, or it could not be the one that reaches `need`
     ties = I64((need - above + q - ONE) // q)
     return int(keep_above(keys, ids, n, threshold, ties))
-
-
-@kernel
-def nucleus_bound(
-    row: Any, maxima: Any, need: np.uint64, maximum: np.float32, reciprocal: np.float32, keys: Any, weights: Any
-) -> np.int32:
-    """A key t such that the tokens >= t weigh at least `need`: already the largest ones of the blocks do.
-
-    KEY_NEG_INF where they do not, not even those of blocks of 32: the row is too flat for this bound.
-    """
-    for size in (BLOCK, 32):
-        count = maxima_of_blocks(row, maxima, size, keys)
-        if fill_masses(keys, count, maximum, reciprocal, weights) >= need:
-            bound, _ = select(keys, weights, count, need)
-            return bound
-    return KEY_NEG_INF
-
-
-@kernel
-def tail_bound(
-    maxima: Any, sums: Any, spare: np.uint64, top: np.int32, maximum: np.float32, reciprocal: np.float32
-) -> np.int32:
-    """A key t such that all tokens below t weigh at most `spare` together, as large as blocks can prove.
-
-    Tokens below t weigh at most the whole block where its maximum is below t, and at most min(block, size * q(t))
-    elsewhere. Bisection over keys; any answer is right, a larger one leaves fewer candidates.
-    """
-    low, high = I64(KEY_NEG_INF), I64(top)
-    for _ in range(14):
-        middle = I32((low + high) >> 1)
-        most = mass_of_key(middle, maximum, reciprocal) * U64(BLOCK)
-        tail = U64(0)
-        for b in range(maxima.size):
-            tail += sums[b] if maxima[b] < middle or sums[b] < most else most
-        if tail <= spare:
-            low = I64(middle)
-        else:
-            high = I64(middle)
-    return I32(max(low, I64(KEY_NEG_INF) + 1))
 
 
 @kernel

@@ -22,7 +22,7 @@ from klero.sampling.filters.cpu import needed_mass
 
 F64 = np.float64
 LARGEST = F32(np.finfo(np.float32).max)
-NO_MASS_BELOW = F32(-40)  # w * -s is below 2^-40 from here on
+NO_SURPRISE_BELOW = F32(-40)  # w * -s is below 2^-40 from here on
 TWO_32, TWO_48, TWO_M40 = F64(2.0**32), F64(2.0**48), F32(2.0**-40)
 U32, KEY_MAX = np.uint32, I32(0x7FFFFFFF)
 LOW_10, TINY_COUNTS_BELOW = I32(1023), F32(2.0**-32)
@@ -173,7 +173,7 @@ def mass_from(row: Any, maxima: Any, least: np.int32, maximum: np.float32, recip
     """The mass of all tokens with key >= least."""
     total = U64(0)
     for b in range(maxima.size):
-        if maxima[b] < least or (logit_of_key(maxima[b]) - maximum) * reciprocal < NO_MASS_BELOW:
+        if maxima[b] < least or (logit_of_key(maxima[b]) - maximum) * reciprocal < NO_SURPRISE_BELOW:
             continue
         block = block_of(row, b)
         high, low = I32(0), I32(0)
@@ -195,7 +195,7 @@ def surprise_from(
     """The mass and the sum of floor(w * -s * 2^40) of all tokens with key >= least."""
     mass, surprise = U64(0), U64(0)
     for b in range(maxima.size):
-        if maxima[b] < least or (logit_of_key(maxima[b]) - maximum) * reciprocal < NO_MASS_BELOW:
+        if maxima[b] < least or (logit_of_key(maxima[b]) - maximum) * reciprocal < NO_SURPRISE_BELOW:
             continue
         block = block_of(row, b)
         high, low, more, less = I32(0), I32(0), I32(0), I32(0)
