@@ -13,7 +13,7 @@ from klero.lots.mass.cpu import TINY
 from klero.rows.lanes import keys_at_least, lowest_bit, num_bits, words_at_most
 from klero.rows.maxima.reference import signed_keys
 from klero.rows.select.cpu import gather, unflushed
-from klero.testing import nasty_row
+from klero.testing import nasty_rows
 
 
 @kernel
@@ -38,7 +38,7 @@ def bits(flags):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_bit_j_tells_whether_key_j_is_large_enough(seed):
-    row = nasty_row(45, seed)
+    row = nasty_rows(1, 45, seed)[0]
     keys = signed_keys(row)
     for least in [keys[3], keys[20] + 1, 0, -(2**31), 2**31 - 1]:
         got = compare_keys(row.view(np.int32), 7, np.int32(least))

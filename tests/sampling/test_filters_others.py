@@ -87,7 +87,7 @@ def test_by_hand(logits, fields, right):
 def both(rows, params, seeds=None, positions=None):
     """{backend: (tokens, status, numbers kept)} of rows; bfloat16 bits as uint16."""
     from klero.rows.inputs import as_float32
-    from klero.sampling.fused.cpu import sample_rows
+    from klero.sampling import fused
 
     num_rows, out = len(rows), {}
     table = stack_rows([p.row for p in params])
@@ -100,7 +100,7 @@ def both(rows, params, seeds=None, positions=None):
             reference.sample_rows(as_float32(rows), *asked, *out[backend])
         else:
             bits = rows if rows.dtype == np.uint16 else rows.view(np.int32)
-            sample_rows(bits, rows.shape[1], *asked, *out[backend])
+            fused.cpu_kernel()(bits, rows.shape[1], *asked, *out[backend])
     return out
 
 

@@ -123,7 +123,7 @@ def draw_row(
     """
     best, best_id = NEVER, I64(2**62)
     likeliest = lowest_id(row, maxima, top)
-    if likeliest >= 0:
+    if likeliest >= 0 and is_kept(top, likeliest, cut_key, last):  # in a shard the lowest of equal ones may be past it
         best_id = first_id + likeliest
         best = lot_of_word(word_of_id(best_id, position, child, PURPOSE_DRAW, U32(seed), U32(seed >> U64(32))))
     for begin in range(0, width_of(row), CHUNK):
