@@ -79,13 +79,15 @@ def test_masses_above_two_to_the_53_are_compared_as_integers():
 
 @pytest.mark.skipif(not HAVE_NUMBA, reason="needs Numba")
 def test_the_kernel_selects_above_two_to_the_53_by_integers():
+    from klero.rows.select.cpu import BUCKETS
     from klero.sampling.filters import cpu
 
     q = heavy()
     keys = np.arange(q.size, 0, -1).astype(np.int32)
     shuffled = np.random.default_rng(1).permutation(q.size)
     for need, left in [(3 * 2**52, 12289), (3 * 2**52 - 1, 12288), (1, 1), (2**54, q.size)]:
-        key, above = cpu.select(keys[shuffled], q[shuffled], q.size, np.uint64(need))
+        with_room = np.append(q[shuffled], np.zeros(BUCKETS, np.uint64))
+        key, above = cpu.select(keys[shuffled], with_room, q.size, np.uint64(need))
         assert keys[left - 1] == key
         assert int(above) == int(q[: left - 1].sum(dtype=np.uint64))
 

@@ -43,7 +43,8 @@ def warmup(
 
 def _kernel_cache() -> str:
     """Where Numba keeps the kernels, and whether it can."""
-    path = getattr(getattr(cpu_kernel(), "stats", None), "cache_path", None)
+    compiled = getattr(cpu_kernel(), "__wrapped__", None)
+    path = getattr(getattr(compiled, "stats", None), "cache_path", None)
     if path is None:
         return "none, since no directory can be written: every process compiles; set NUMBA_CACHE_DIR to one"
     if os.environ.get("NUMBA_CACHE_DIR"):

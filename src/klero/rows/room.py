@@ -5,6 +5,7 @@ Kernels carve it. What they find in it means nothing.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -41,6 +42,7 @@ def room_of(width: int) -> npt.NDArray[np.uint64]:
 def in_room(run: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel that takes (room, rows, width, ...) as a function of (rows, width, ...), in the room of its thread."""
 
+    @functools.wraps(run)
     def run_in_room(rows: Any, width: int, *rest: Any) -> Any:
         return run(room_of(width), rows, width, *rest)
 
