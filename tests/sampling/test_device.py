@@ -141,8 +141,12 @@ def test_a_caller_that_is_interrupted_while_it_waits_waits_on():
         time.sleep(0.1)
         done.append(1)
 
-    with pytest.raises(KeyboardInterrupt):
-        over_rows(two_ranges(lambda: None, interrupt_the_caller), 8, 2)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            over_rows(two_ranges(lambda: None, interrupt_the_caller), 8, 2)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert done == [1]
 
 

@@ -38,9 +38,10 @@ def test_another_order_of_the_sum_shows_in_nearly_every_result(dtype):
     """In bfloat16 as well, where of ordinary inputs one result in thousands would differ."""
     rows, weight = product_inputs(16, torch.empty(64, 576, dtype=dtype), 1)
     rows, weight = rows.float(), weight.float()
-    one_way = (rows @ weight.T).to(dtype)
-    halves = (rows[:, :300] @ weight[:, :300].T + rows[:, 300:] @ weight[:, 300:].T).to(dtype)
-    assert (one_way != halves).float().mean() > 0.9
+    one_way, column_by_column = (rows @ weight.T).to(dtype), torch.zeros(rows.shape[0], 64)
+    for k in range(576):  # an order of no library; some add in halves themselves
+        column_by_column += rows[:, k : k + 1] * weight[:, k]
+    assert (one_way != column_by_column.to(dtype)).float().mean() > 0.9
 
 
 def halved_below(border):
@@ -129,6 +130,8 @@ def test_a_last_block_that_adds_in_another_order_is_found(monkeypatch, dtype):
     monkeypatch.setattr(keys_module, "attend_fused", attend)
     found = keys_module._measure(Head(1, 16, 16, dtype, True), fused=True)
     honest = key_class(Head(1, 16, 16, dtype, True))
+    if not honest.fused:
+        pytest.skip("the fused attention of this machine does not agree with itself, and is not used")
     assert found is not None
     assert 192 not in found.lengths
     assert set(found.lengths) == set(honest.lengths) - {192}
