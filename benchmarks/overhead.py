@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks import THREADS, machine
 from klero import Sampler, SamplingParams, Seat, sample
 from klero.device import over_rows
-from klero.params import stack_rows
+from klero.params import ROW_DTYPE
 from klero.rows.inputs import as_bits
 from klero.sampling import fused
 
@@ -88,7 +88,8 @@ class Kernel:
     def __init__(self, rows: Any, params: Sequence[SamplingParams]) -> None:
         num_rows = len(rows)
         self._rows, self._chosen = as_bits(rows), np.arange(num_rows)
-        self._params, self._seeds = stack_rows([one.row for one in params]), np.arange(num_rows, dtype=np.uint64)
+        self._params = np.array([one.row for one in params], ROW_DTYPE)
+        self._seeds = np.arange(num_rows, dtype=np.uint64)
         self._zeros = np.zeros(num_rows, np.uint32)
         self._out = np.empty(num_rows, np.int32), np.empty(num_rows, np.uint8), np.empty(num_rows, np.int32)
         self._call = fused.cpu_kernel()

@@ -103,13 +103,13 @@ def test_models_lists_every_one():
     assert "any other causal language model" in said
 
 
-def test_warmup_compiles_both_kinds_and_says_where(monkeypatch):
+def test_warmup_compiles_all_kinds_and_says_where(monkeypatch):
     kinds = []
     monkeypatch.setattr(warmup, "warm_up", lambda kind, **which: kinds.append(kind) if all(which.values()) else None)
     monkeypatch.setenv("NUMBA_CACHE_DIR", "/somewhere/else")
     said = run("warmup").stdout
-    assert kinds == [np.float32, np.uint16]
-    assert said.count(" rows: 0.0 s") == 2
+    assert kinds == [np.float32, np.uint16, np.float16]
+    assert said.count(" rows: 0.0 s") == 3
     assert "cache: /somewhere/else" in said
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     assert Path(warmup._kernel_cache().removeprefix("__pycache__ in ")).is_dir()
@@ -123,7 +123,8 @@ def test_warmup_without_a_cache_or_without_numba(monkeypatch):
     assert "nothing to compile" in run("warmup").stdout
 
 
-def test_warmup_loads_a_model(tiny_model):
+def test_warmup_loads_a_model(tiny_model, monkeypatch):
+    monkeypatch.setattr(warmup, "warm_up", lambda kind, **which: None)
     assert f"model {tiny_model}: loaded in" in run("warmup", "--model", tiny_model).stdout
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from klero import explain, sample
 from klero.device import HAVE_NUMBA, over_rows
-from klero.params import stack_rows
+from klero.params import ROW_DTYPE
 from klero.rows.inputs import as_bits
 from klero.sampling import fused
 from klero.sampling import work as working
@@ -163,7 +163,7 @@ def test_rows_that_are_not_chosen_are_neither_read_nor_written(backend, batch, d
     sample_rows(
         *((rows,) if backend == "reference" else (as_bits(rows), rows.shape[1])),
         chosen,
-        stack_rows([params.row for params in batch.params]),
+        np.array([params.row for params in batch.params], ROW_DTYPE),
         batch.seeds,
         batch.positions.astype(np.uint32),
         batch.children.astype(np.uint32),

@@ -11,7 +11,7 @@ from klero.lots.mass.cpu import I32, mass_of_weight
 from klero.lots.noise import cpu as noise
 from klero.lots.philox import cpu as philox
 from klero.lots.pinned import cpu as pinned
-from klero.params import RowParams, stack_rows
+from klero.params import ROW_DTYPE, RowParams
 from klero.rows.maxima.cpu import block_maxima, flush_key
 from klero.rows.room import carve, room_of
 from klero.sampling.draw.cpu import lot_bound
@@ -121,7 +121,7 @@ def kept(row: np.ndarray, params: RowParams) -> np.ndarray:
 
     row: float32 [V] that can be drawn; params: not greedy.
     """
-    p, bits = stack_rows([params])[0], row.view(np.int32)
+    p, bits = np.array([params], ROW_DTYPE)[0], row.view(np.int32)
     (maxima, keys, ids, spare, weights, _), _ = carve(room_of(row.size), row.size)
     highest, widest = block_maxima(bits, maxima)
     top = I32(flush_key(highest))

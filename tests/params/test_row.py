@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klero import SamplingParams
-from klero.params import NEUTRAL, ROW_DTYPE, RowParams, rows_of_bytes, seed_bits, stack_rows
+from klero.params import NEUTRAL, ROW_DTYPE, RowParams, rows_of_bytes, seed_bits
 
 OFF_K, OFF_P = 2**31 - 1, 2**32
 BELOW = float(np.nextafter(np.float32(1e-6), np.float32(0)))
@@ -208,19 +208,18 @@ def test_temperature_is_rounded_to_binary32_before_the_division(t):
         assert float(np.float32(row.reciprocal)) == row.reciprocal
 
 
-def test_stack_keeps_every_value():
+def test_an_array_of_rows_keeps_every_value():
     rows = [SamplingParams(**fields).row for fields in [*GREEDY, *(fields for fields, _ in [*DRAWN, *OTHERS])]]
-    stacked = stack_rows(rows)
+    stacked = np.array(rows, ROW_DTYPE)
     assert stacked.dtype == ROW_DTYPE
     assert [RowParams(*record.item()) for record in stacked] == rows
-    assert stack_rows([]).shape == (0,)
 
 
 def test_the_bytes_of_rows_are_the_rows():
     params = [SamplingParams(**fields) for fields in [*GREEDY, *(fields for fields, _ in [*DRAWN, *OTHERS])]]
     stacked = rows_of_bytes([one.row_bytes for one in params], len(params))
     assert stacked.dtype == ROW_DTYPE
-    assert stacked.tolist() == stack_rows([one.row for one in params]).tolist()
+    assert stacked.tolist() == np.array([one.row for one in params], ROW_DTYPE).tolist()
     stacked[:] = NEUTRAL  # its memory is its own
     assert RowParams(*rows_of_bytes([params[-1].row_bytes], 1)[0].item()) == params[-1].row
     assert rows_of_bytes([params[-1].row_bytes], 3).tolist() == [params[-1].row] * 3

@@ -8,8 +8,9 @@ from numba import njit
 from klero.batch import History
 from klero.rewrite import Rules
 from klero.rewrite.patches.cpu import rewritten_view
+from klero.rows.lanes import bits_of
 from klero.rows.room import carve, carve_for_view, room_of
-from klero.rows.view.cpu import BLOCK, bits_at, bits_of, block_of, is_bad, num_alive
+from klero.rows.view.cpu import BLOCK, bits_at, block_of, is_bad, num_alive
 
 
 @njit(error_model="numpy")

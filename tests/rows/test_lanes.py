@@ -10,10 +10,10 @@ if not HAVE_NUMBA:
 
 from klero.device import kernel
 from klero.lots.mass.cpu import TINY
-from klero.rows.lanes import keys_at_least, lowest_bit, num_bits, words_at_most
+from klero.rows.lanes import bits_of, keys_at_least, lowest_bit, num_bits, words_at_most
 from klero.rows.maxima.reference import signed_keys
 from klero.rows.select.cpu import gather, unflushed
-from klero.testing import nasty_rows
+from klero.testing import assert_bits, nasty_rows
 
 
 @kernel
@@ -31,6 +31,25 @@ def look_at(mask):
     return lowest_bit(mask), num_bits(mask)
 
 
+@kernel
+def widen(stored, out):
+    for i in range(stored.size):
+        out[i] = bits_of(stored[i])
+
+
+@pytest.mark.parametrize("kind", [np.int16, np.uint16])
+def test_every_half_is_read_as_the_float32_it_stands_for(kind):
+    stored, out = np.arange(2**16).astype(np.uint16), np.empty(2**16, np.int32)
+    widen(stored.view(kind), out)
+    if kind is np.int16:
+        right = stored.view(np.float16).astype(np.float32)
+        quiet = np.isnan(right)  # which NumPy makes of signalling ones
+        assert np.isnan(out[quiet].view(np.float32)).all()
+        assert_bits(out[~quiet].view(np.float32), right[~quiet])
+    else:
+        assert_bits(out, (stored.astype(np.uint32) << 16).view(np.int32))
+
+
 def bits(flags):
     """Flags as bits of an integer, the first one lowest."""
     return sum(1 << i for i, flag in enumerate(flags) if flag)
@@ -46,6 +65,10 @@ def test_bit_j_tells_whether_key_j_is_large_enough(seed):
     halves = (row.view(np.uint32) >> 16).astype(np.uint16)
     keys = signed_keys((halves.astype(np.uint32) << 16).view(np.float32))
     assert compare_keys(halves, 13, np.int32(keys[15])) == bits(keys[13:45] >= keys[15])
+    with np.errstate(over="ignore"):
+        halves = row.astype(np.float16)
+    keys = signed_keys(halves.astype(np.float32))
+    assert compare_keys(halves.view(np.int16), 13, np.int32(keys[15])) == bits(keys[13:45] >= keys[15])
 
 
 def test_words_are_compared_without_a_sign():

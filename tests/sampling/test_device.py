@@ -1,11 +1,13 @@
 """What runs here: backends, threads, and ranges of rows."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -159,6 +161,25 @@ def test_what_goes_wrong_in_a_helper_is_the_callers_once_and_ends_the_call():
     seen = []
     over_rows(lambda begin, end: seen.append((begin, end)), 8, 2)
     assert sorted(i for begin, end in seen for i in range(begin, end)) == list(range(8))
+
+
+def test_a_call_that_is_over_keeps_nothing_alive_though_its_helper_is_busy(monkeypatch):
+    monkeypatch.setattr(device, "_pool", device._Pool())
+    go_on, left = threading.Event(), []
+
+    def inner():
+        rows = np.zeros(8)
+        left.append(weakref.ref(rows))
+        over_rows(lambda begin, end: rows[begin:end].fill(1), 8, 2)
+
+    def first():
+        inner()
+        gc.collect()
+        left.append(left[0]() is None)
+        go_on.set()
+
+    over_rows(two_ranges(first, lambda: go_on.wait(10)), 8, 2)
+    assert left[1]
 
 
 def test_a_call_does_without_helpers_that_are_busy(monkeypatch):

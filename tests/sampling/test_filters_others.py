@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from klero import SamplingParams
 from klero.device import HAVE_NUMBA
 from klero.lots.noise import COIN, uniform
-from klero.params import stack_rows
+from klero.params import ROW_DTYPE
 from klero.sampling.fused import reference
 from klero.sampling.fused.reference import sample_row
 from klero.testing import nasty_rows
@@ -90,7 +90,7 @@ def both(rows, params, seeds=None, positions=None):
     from klero.sampling import fused
 
     num_rows, out = len(rows), {}
-    table = stack_rows([p.row for p in params])
+    table = np.array([p.row for p in params], ROW_DTYPE)
     seeds = np.arange(num_rows, dtype=np.uint64) if seeds is None else seeds
     positions = np.full(num_rows, 7, np.uint32) if positions is None else positions
     asked = np.arange(num_rows), table, seeds, positions, np.zeros(num_rows, np.uint32)

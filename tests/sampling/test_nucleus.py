@@ -154,3 +154,18 @@ def test_needed_mass_of_kernel_and_reference():
     for mass in (1, 2**40, 2**62 - 1, 123456789012345):
         for share in (1, 2**31, 2**32 - 1):
             assert of_kernel(np.uint64(mass), np.uint64(share)) == needed_mass(mass, share)
+
+
+@pytest.mark.parametrize("p", [0.3, 0.9, 0.999])
+@pytest.mark.parametrize("seed", range(4))
+def test_bounds_hold_where_masks_are_applied_late(p, seed):
+    """Blocks whose mask bans their largest token have a bound for a maximum until they are read."""
+    rng = np.random.default_rng(seed)
+    rows = np.sort(rng.standard_normal((8, 20, 256)).astype(np.float32) * 3)[:, :, ::-1].reshape(8, 5120)
+    masks = np.packbits(rng.random((8, 5120)) < [0.02, 0.5, 0.9, 0.999][seed], axis=1, bitorder="little")
+    masks.reshape(8, 20, 32)[:, ::2, :4] = 0  # the largest 32 tokens of every second block
+    given = {"positions": 3, "seeds": 9, "masks": masks.view(np.int32)}
+    params = SamplingParams(temperature=0.7, top_p=p)
+    compiled, reference = (sample(np.ascontiguousarray(rows), params, backend=b, **given) for b in ("cpu", "reference"))
+    assert_bits(compiled.num_kept, reference.num_kept)
+    assert_bits(compiled.token_ids, reference.token_ids)

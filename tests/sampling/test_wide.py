@@ -21,10 +21,13 @@ def assert_same(a, b):
         assert np.array_equal(getattr(a, name), getattr(b, name)), name
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("size", [1, 255, 257, 1500, 9000])
-def test_the_parts_of_a_row_give_what_the_row_gives(size, monkeypatch):
+def test_the_parts_of_a_row_give_what_the_row_gives(size, dtype, monkeypatch):
     monkeypatch.setattr(work, "WIDE", 1)
     rows, params = nasty_rows(60, size, 21), nasty_params(60, size, 21)
+    if dtype == "bfloat16":
+        rows = (rows.view(np.uint32) >> 16).astype(np.uint16)
     for r in range(60):
         at = {"positions": 100 + r, "seeds": 7}
         alone = on_threads(monkeypatch, 1, rows[r : r + 1], params[r], at)

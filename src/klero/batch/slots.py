@@ -80,8 +80,9 @@ class Slots:
         """
         slots = tuple(slots)
         if self._last is None or self._last.slots != slots:  # quick where they are the same objects
-            indices = [self.check(slot) for slot in slots]
-            self._last = Owned(slots, np.array(indices, np.int32), len(set(indices)) == len(indices))
+            indices = np.array([self.check(slot) for slot in slots], np.int32)
+            indices.flags.writeable = False  # the next caller gets the same array
+            self._last = Owned(slots, indices, len(np.unique(indices)) == len(indices))
         return self._last
 
     def check(self, slot: Slot) -> int:

@@ -16,7 +16,7 @@ from klero.device import HAVE_NUMBA
 from klero.sampling.fused import cpu_kernel
 from klero.sampling.stateless import warm_up
 
-KINDS: dict[str, Any] = {"float32 and float16": np.float32, "bfloat16": np.uint16}
+KINDS: dict[str, Any] = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.float16}
 
 
 def warmup(

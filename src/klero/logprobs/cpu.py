@@ -9,11 +9,12 @@ import numpy as np
 from klero.device import kernel
 from klero.lots.mass.cpu import F32, I32, I64, KEY_NEG_INF, U64, key_of_bits
 from klero.lots.pinned.cpu import log32
+from klero.rows.lanes import bits_of
 from klero.rows.maxima.cpu import block_maxima
 from klero.rows.room import carve
 from klero.rows.select.cpu import block_masses, fill_masses, logit_of_key
 from klero.rows.topk.cpu import list_top, sort_listed
-from klero.rows.view.cpu import bits_at, bits_of, block_of, flush_key, is_bad
+from klero.rows.view.cpu import bits_at, block_of, flush_key, is_bad
 
 TWO_M40, ONE = F32(2.0**-40), F32(1)
 NEG_INF = F32(-np.inf)
@@ -147,7 +148,7 @@ def say_raw(
 def score_rows(
     room: Any, rows: Any, width: int, begin: int, end: int, token_ids: Any, asks: Any, said: Any
 ) -> None:
-    """Score one token of each row begin .. end - 1. rows: int32 (float32 bits) or uint16 (bfloat16 bits) [R, >= V]."""
+    """Score one token of each row begin .. end - 1. rows: [R, >= V], as `bits_of` reads it."""
     (maxima, keys, ids, spare, weights, _), _ = carve(room, width)
     for r in range(begin, end):
         row = rows[r][:width]

@@ -1,7 +1,7 @@
 """What is asked: parameters, their rules, and what they come to for one row."""
 
 from klero.params.decay import Decay, next_top_p, top_p_after
-from klero.params.row import NEUTRAL, ROW_DTYPE, RowParams, resolve_row, rows_of_bytes, seed_bits, stack_rows
+from klero.params.row import NEUTRAL, ROW_DTYPE, RowParams, resolve_row, rows_of_bytes, seed_bits
 from klero.params.sampling_params import SamplingParams, check_seed
 from klero.params.vectors import Vector
 
@@ -17,6 +17,5 @@ __all__ = [
     "resolve_row",
     "rows_of_bytes",
     "seed_bits",
-    "stack_rows",
     "top_p_after",
 ]

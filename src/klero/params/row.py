@@ -123,13 +123,8 @@ def resolve_others(
     )
 
 
-def stack_rows(rows: Sequence[RowParams]) -> npt.NDArray[Any]:
-    """One structured array [R] of ROW_DTYPE for R rows."""
-    return np.array(rows, dtype=ROW_DTYPE)
-
-
 def bytes_of_row(row: RowParams) -> bytes:
-    """One row as it stands in such an array."""
+    """One row as it stands in an array of ROW_DTYPE."""
     array = np.zeros(1, ROW_DTYPE)  # what lies between the fields is the same each time
     array[0] = row
     return array.tobytes()

@@ -15,10 +15,11 @@ from klero.errors import Fault, LogitsError, ParameterError
 from klero.params.checks import Broken, as_integer
 
 MAX_VOCAB = 2**22
+BITS_OF = {"f": np.int32, "H": np.uint16, "e": np.int16}
 
 
 class Logits(NamedTuple):
-    """rows: float32 [R, V], or the bits of bfloat16 as uint16 [R, V]; home: turns a result into the caller's kind."""
+    """rows [R, V]: float32, float16, or bfloat16's bits as uint16; home: turns a result into the caller's kind."""
 
     rows: npt.NDArray[Any]
     home: Callable[[npt.NDArray[Any]], Any]
@@ -47,15 +48,13 @@ def read_logits(logits: Any) -> Logits:
 
 
 def _readable(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """float32 or uint16 (bfloat16 bits), native byte order, C-contiguous; a copy only where it is not already."""
+    """float32, float16 or uint16 (bfloat16 bits), native, C-contiguous; a copy only where it is not already."""
     if rows.dtype == np.float32 and rows.flags.c_contiguous:
         return rows
     name = rows.dtype.name
     if name == "bfloat16":  # ml_dtypes
         rows = rows.view(np.uint16)
-    elif name == "float16":
-        return np.ascontiguousarray(rows, dtype=np.float32)
-    elif name not in ("float32", "uint16"):
+    elif name not in ("float32", "float16", "uint16"):
         rule = "must be float32, float16 or bfloat16; cast it (uint16 is read as bfloat16's bits)"
         raise LogitsError(f"logits of dtype {name}: {rule}")
     return np.ascontiguousarray(rows, dtype=rows.dtype.newbyteorder("="))
@@ -85,15 +84,16 @@ def _from_dlpack(array: Any) -> npt.NDArray[Any]:
 
 
 def as_float32(rows: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """The rows as float32, for the reference: bfloat16 bits shifted into place."""
+    """The rows as float32, for the reference: bfloat16 bits shifted into place, float16 as NumPy converts it."""
     if rows.dtype == np.uint16:
         return (rows.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return rows
+    return rows.astype(np.float32, copy=False)
 
 
 def as_bits(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The rows as the integers that kernels read: a view marked read-only, so that one compiled kernel serves all."""
-    bits = rows.view(np.uint16 if rows.dtype == np.uint16 else np.int32)
+    """The rows as the integers that kernels read (int32, of bfloat16 uint16, of float16 int16): a view marked
+    read-only, so that one compiled kernel serves all."""
+    bits = rows.view(BITS_OF[rows.dtype.char])
     bits.flags.writeable = False
     return bits
 

@@ -1,4 +1,4 @@
-"""Comparisons of 32 numbers at a time for Numba: bit j of the answer tells of the j-th.
+"""Stored logits for Numba, and comparisons of 32 numbers at a time: bit j of the answer tells of the j-th.
 
 LLVM makes of each a few vector compares, whatever the machine has; a loop over single numbers would branch at every
 one of them. Agreement: *bits*, these are comparisons of integers.
@@ -13,12 +13,46 @@ from numba import types
 from numba.extending import intrinsic
 
 LANES = 32
-WORD = ir.IntType(32)
-VECTOR = ir.VectorType(WORD, LANES)
+WORD, REAL = ir.IntType(32), ir.FloatType()
+VECTOR, REALS = ir.VectorType(WORD, LANES), ir.VectorType(REAL, LANES)
+LOW_OF_HALF, INFINITE_HALF = 1 << 23, 0x7C00 << 13  # the least normal magnitude of float16 and its infinity, shifted
+
+
+def _constant(kind: Any, value: float) -> Any:
+    """A number, or 32 of it."""
+    return ir.Constant(kind, [value] * LANES if isinstance(kind, ir.VectorType) else value)
 
 
 def _everywhere(value: int) -> Any:
-    return ir.Constant(VECTOR, [value] * LANES)
+    return _constant(VECTOR, value)
+
+
+def _widened(builder: Any, stored: Any, dtype: Any, kind: Any) -> Any:
+    """binary32 bits of one stored logit or of 32. kind: WORD or VECTOR."""
+    if dtype.bitwidth == 32:
+        return stored
+    if not dtype.signed:
+        return builder.shl(builder.zext(stored, kind), _constant(kind, 16))
+    return _widened_half(builder, builder.sext(stored, kind), kind)
+
+
+def _widened_half(builder: Any, half: Any, kind: Any) -> Any:
+    """binary32 bits of float16 bits, exactly: exponents grow by 112, that of infinity and NaN by 224.
+
+    What is subnormal, m * 2^-24, is taken as the fraction of 2^-14 + m * 2^-24, less 2^-14: no subnormal arithmetic.
+    """
+
+    def word(value: int) -> Any:
+        return _constant(kind, value)
+
+    reals = REAL if kind is WORD else REALS
+    size = builder.shl(builder.and_(half, word(0x7FFF)), word(13))
+    fraction = builder.bitcast(builder.add(size, word(113 << 23)), reals)
+    tiny = builder.bitcast(builder.fsub(fraction, _constant(reals, 2.0**-14)), kind)
+    infinite = builder.icmp_unsigned(">=", size, word(INFINITE_HALF))
+    normal = builder.add(size, builder.select(infinite, word(224 << 23), word(112 << 23)))
+    found = builder.select(builder.icmp_unsigned("<", size, word(LOW_OF_HALF)), tiny, normal)
+    return builder.or_(found, builder.and_(half, word(-(2**31))))
 
 
 def _splat(builder: Any, value: Any) -> Any:
@@ -37,17 +71,25 @@ def _lanes(context: Any, builder: Any, array: Any, struct: Any, begin: Any) -> A
 
 
 @intrinsic
+def bits_of(typing_context: Any, raw: Any) -> Any:
+    """The binary32 bits of one stored logit: float32 bits (int32), bfloat16 bits (uint16) or float16 bits (int16)."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _widened(builder, arguments[0], raw, WORD)
+
+    return types.int32(raw), generate
+
+
+@intrinsic
 def keys_at_least(typing_context: Any, stored: Any, begin: Any, least: Any) -> Any:
     """Whether the ordered keys of stored[begin : begin + 32], not flushed, are at least `least`: uint32.
 
-    stored: float32 bits as int32, or bfloat16 bits as uint16; contiguous.
+    stored: as for `bits_of`; contiguous.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         struct, begin, least = arguments
-        bits = _lanes(context, builder, stored, struct, begin)
-        if stored.dtype.bitwidth == 16:
-            bits = builder.shl(builder.zext(bits, VECTOR), _everywhere(16))
+        bits = _widened(builder, _lanes(context, builder, stored, struct, begin), stored.dtype, VECTOR)
         sign = builder.ashr(bits, _everywhere(31))
         keys = builder.xor(bits, builder.and_(sign, _everywhere(0x7FFFFFFF)))
         return builder.bitcast(builder.icmp_signed(">=", keys, _splat(builder, least)), WORD)
@@ -92,8 +134,7 @@ def multiply_add(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c in binary32, rounded once or twice, as is faster here: for bounds alone, never for a token."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        real = ir.FloatType()
-        made = builder.module.declare_intrinsic("llvm.fmuladd", [real], ir.FunctionType(real, [real] * 3))
+        made = builder.module.declare_intrinsic("llvm.fmuladd", [REAL], ir.FunctionType(REAL, [REAL] * 3))
         return builder.call(made, arguments)
 
     return types.float32(types.float32, types.float32, types.float32), generate

@@ -1,6 +1,7 @@
-"""Scratch of the kernels: one buffer for each thread, which grows to the widest row it met, so that no step allocates.
+"""Scratch of the kernels: one buffer for each thread, which grows to the widest row it met and lives as it does.
 
-Kernels carve it. What they find in it means nothing.
+3.6 MB for rows of 128,256 tokens, 118 MB for the widest. Kernels carve it; what they find in it means nothing. Only
+lists of logprobs, typical-p and sorted lists of `topk` allocate beside it, by what they list.
 """
 
 from __future__ import annotations

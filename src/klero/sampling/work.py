@@ -32,7 +32,7 @@ from klero.sampling.status import BAD, EMPTY, FAILED, NO_TOKEN, OK, message
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
-WIDE = 2**17  # columns from which it pays to split a row that has a core for itself
+WIDE = 2**21  # columns from which it pays to split a row (docs/performance.md): below, calling a thread costs more
 
 
 class Patched(NamedTuple):

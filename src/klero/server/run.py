@@ -53,7 +53,7 @@ def serve(model: Any = "smollm2", options: ServerOptions | None = None, **engine
     def load() -> AsyncLLM:
         llm = AsyncLLM(model, **engine)
         made = llm.llm.engine
-        rows = np.uint16 if made.dtype == "bfloat16" else np.float32
+        rows = {"bfloat16": np.uint16, "float16": np.float16}.get(made.dtype, np.float32)
         warm_up(rows, scoring=True)  # else the first request for logprobs holds up all
         made.guides.warm()  # and the first with a grammar
         return llm

@@ -8,7 +8,8 @@ import numpy as np
 
 from klero.device import kernel
 from klero.lots.mass.cpu import key_of_bits
-from klero.rows.view.cpu import BLOCK, KEY_MIN, bits_of, block_of, flush_key, largest_of_block
+from klero.rows.lanes import bits_of
+from klero.rows.view.cpu import BLOCK, KEY_MIN, block_of, flush_key, largest_of_block
 
 U32 = np.uint32
 

@@ -15,19 +15,9 @@ from numba.extending import overload
 from klero.device import inline, kernel
 from klero.lots.mass.cpu import F32, I32, I64, KEY_NEG_INF, TINY, TWO_20, U64, flush, key_of_bits, mass_of_weight
 from klero.lots.pinned.cpu import exp32
-from klero.rows.lanes import LANES, keys_at_least, lowest_bit
+from klero.rows.lanes import LANES, bits_of, keys_at_least, lowest_bit
 from klero.rows.maxima.cpu import largest_key
-from klero.rows.view.cpu import (
-    BLOCK,
-    U32,
-    bits_of,
-    block_of,
-    flush_key,
-    is_pending,
-    is_touched,
-    raw_of,
-    width_of,
-)
+from klero.rows.view.cpu import BLOCK, U32, block_of, flush_key, is_pending, is_touched, raw_of, width_of
 
 ONE = U64(1)
 ALL_ALIVE = I32(KEY_NEG_INF + 1)

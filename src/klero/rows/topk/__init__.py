@@ -41,8 +41,8 @@ def topk(rows: Any, k: int, *, lengths: Any = None, windows: Any = None, backend
     -inf last. Values are given as they stand in the row, as float32, to which float16 and bfloat16 convert exactly.
 
     Args:
-        rows: [R, N] float32, float16 or bfloat16, as for `klero.sample`. Read, never modified. R may be 0; N is at most
-            2^22.
+        rows: [R, N] float32, float16 or bfloat16, as for `klero.sample`: uint16 is read as bfloat16's bits. Read, never
+            modified. R may be 0; N is at most 2^22. Rows are spread over threads, columns are not.
         k: an integer in [1, N].
         lengths: None, or int [R] in [0, N]: only the first lengths[r] columns of row r are valid.
         windows: None, or int [R, 2], 0 <= begin <= end <= N: only columns begin .. end-1 of row r are valid. Not beside
@@ -106,8 +106,8 @@ def _fill(out: npt.NDArray[np.int64], given: Any, most: int) -> bool:
         array = np.asarray(given)
     except (ValueError, RuntimeError, TypeError):  # ragged lists; what a tensor library says of its own tensors
         return False
-    if array.size == 0 == out.size:
-        return True
+    if out.size == 0:
+        return array.shape in (out.shape, (0,))
     if array.dtype.kind not in "iu" or array.shape != out.shape or array.min() < 0 or array.max() > most:
         return False
     out[...] = array

@@ -8,14 +8,15 @@ import numpy as np
 
 from klero.device import kernel
 from klero.lots.mass.cpu import I32, I64, KEY_NEG_INF, KEY_POS_INF, key_of_bits
+from klero.rows.lanes import bits_of
 from klero.rows.maxima.cpu import block_maxima, lowest_id
 from klero.rows.room import carve
 from klero.rows.select.cpu import gather, keep_top_k, top_k_bound
-from klero.rows.view.cpu import BITS_NEG_INF, BLOCK, NONE_ABOVE, bits_at, bits_of, flush_key, width_of
+from klero.rows.view.cpu import BITS_NEG_INF, BLOCK, NONE_ABOVE, bits_at, flush_key, width_of
 
 U32 = np.uint32
 BITS_NAN = I32(0x7FC00000)
-FEW = 256  # up to here comparing sorts faster than counting
+FEW = 256  # below it comparing sorts faster than counting
 FEW_STEPS = 4096  # up to here inserting takes less than to select and to sort
 DESCENDING = U32(0x7FFFFFFF)  # turns signed keys over, into unsigned ones
 
@@ -91,8 +92,8 @@ def list_top(row: Any, maxima: Any, k: int, keys: Any, ids: Any, spare: Any, wei
 
 @kernel
 def top_rows(room: Any, rows: Any, width: int, spans: Any, begin: int, end: int, values: Any, ids: Any) -> None:
-    """Rows begin .. end - 1. room: from `klero.rows.room`, for rows of a width, which no span exceeds. rows: int32
-    (float32 bits) or uint16 (bfloat16 bits) [R, N]. values: binary32 bits [R, k]."""
+    """Rows begin .. end - 1. room: from `klero.rows.room`, for rows of a width, which no span exceeds. rows: [R, N],
+    as `bits_of` reads it. values: binary32 bits [R, k]."""
     (maxima, keys, listed, spare, weights, _), _ = carve(room, width)
     k = values.shape[1]
     for r in range(begin, end):

@@ -11,6 +11,7 @@ from numba.extending import intrinsic, overload
 
 from klero.device import inline, kernel
 from klero.lots.mass.cpu import I32, I64, KEY_NEG_INF, KEY_POS_INF, TINY, flush, key_of_bits
+from klero.rows.lanes import bits_of
 
 BLOCK = 256
 WORDS = BLOCK // 32  # of the mask, for one block
@@ -28,7 +29,7 @@ RAW, MARKED, MASKED = I32(-1), I32(-2), I32(-3)
 class View(NamedTuple):
     """A row seen through its rewriting.
 
-    raw: int32 (float32 bits) or uint16 (bfloat16 bits) [V], never written. starts: int32 [B], for each block where
+    raw: [V], as `bits_of` reads it, never written. starts: int32 [B], for each block where
     its copy begins, or RAW: read where the model left it; MARKED: to be copied by `read_marked`; MASKED: to be copied
     through the mask when it is first read. copy: int32 [2 * B * BLOCK], binary32 bits, side by side; state: int32
     [2], how much of it is used, and 1 where no logit of the model is -inf. mask: int32 [ceil(V / 32)], bit set where
@@ -42,18 +43,6 @@ class View(NamedTuple):
     state: Any
     mask: Any
     maxima: Any
-
-
-def bits_of(raw: Any) -> Any:
-    """The binary32 bits of one stored logit: float32 bits as they are, bfloat16 bits shifted."""
-    raise RuntimeError("bits_of is for kernels")
-
-
-@overload(bits_of, strict=False)
-def _bits_of(raw: Any) -> Any:
-    if isinstance(raw, types.Integer) and raw.bitwidth == 16:
-        return lambda raw: I32(I32(raw) << I32(16))
-    return lambda raw: I32(raw)
 
 
 @inline

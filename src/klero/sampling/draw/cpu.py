@@ -111,6 +111,21 @@ def draw_chunk(
 
 
 @kernel
+def draw_likeliest(
+    row: Any, maxima: Any, top: np.int32, cut_key: np.int32, last: int, first_id: int,
+    seed: np.uint64, position: np.uint32, child: np.uint32,
+) -> tuple[np.float32, int]:  # fmt: skip
+    """(score, id) of the likeliest token; never, and an id that none has, if it is not here or past the cut."""
+    likeliest = lowest_id(row, maxima, top)
+    if likeliest >= 0 and is_kept(top, likeliest, cut_key, last):  # in a shard the lowest of equal ones may be past it
+        word = word_of_id(
+            first_id + likeliest, position, child, PURPOSE_DRAW, U32(seed), U32(seed >> U64(32))
+        )  # fmt: skip
+        return lot_of_word(word), I64(first_id + likeliest)
+    return NEVER, I64(2**62)
+
+
+@kernel
 def draw_row(
     row: Any, maxima: Any, top: np.int32, maximum: np.float32, reciprocal: np.float32, cut_key: np.int32, last: int,
     first_id: int, seed: np.uint64, position: np.uint32, child: np.uint32, words: Any,
@@ -121,11 +136,18 @@ def draw_row(
     every token that can be drawn. The likeliest token draws first, so that whole chunks of the others are skipped or
     make no lot. top: its key.
     """
-    best, best_id = NEVER, I64(2**62)
-    likeliest = lowest_id(row, maxima, top)
-    if likeliest >= 0 and is_kept(top, likeliest, cut_key, last):  # in a shard the lowest of equal ones may be past it
-        best_id = first_id + likeliest
-        best = lot_of_word(word_of_id(best_id, position, child, PURPOSE_DRAW, U32(seed), U32(seed >> U64(32))))
+    best, best_id = draw_likeliest(row, maxima, top, cut_key, last, first_id, seed, position, child)
+    return draw_others(
+        row, maxima, maximum, reciprocal, cut_key, last, first_id, seed, position, child, words, best, best_id
+    )
+
+
+@kernel
+def draw_others(
+    row: Any, maxima: Any, maximum: np.float32, reciprocal: np.float32, cut_key: np.int32, last: int, first_id: int,
+    seed: np.uint64, position: np.uint32, child: np.uint32, words: Any, best: np.float32, best_id: int,
+) -> tuple[np.float32, int]:  # fmt: skip
+    """The same, after somebody (best, best_id) drew."""
     for begin in range(0, width_of(row), CHUNK):
         largest = KEY_NEG_INF
         for b in range(begin // BLOCK, min((begin + CHUNK) // BLOCK, maxima.size)):

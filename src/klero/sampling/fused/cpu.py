@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from klero.device import kernel
+from klero.device import folded, kernel
 from klero.lots.mass.cpu import I32, KEY_NEG_INF, U64, key_of_bits
 from klero.lots.noise.cpu import U32, unit
 from klero.lots.noise.reference import COIN
@@ -55,7 +55,7 @@ def keep_listed(
     return int(n)
 
 
-@kernel
+@folded
 def keep_prefix(
     row: Any, maxima: Any, top: np.int32, widest: np.uint32, p: Any, keys: Any, ids: Any, spare: Any, weights: Any
 ) -> tuple[int, np.int32, int, int]:
@@ -97,7 +97,7 @@ def coin_falls(probability: np.float32, seed: np.uint64, position: np.uint32, ch
     return bool(unit(word_of_id(0, position, child, PURPOSE_COIN, U32(seed), U32(seed >> U64(32)))) <= probability)
 
 
-@kernel
+@folded
 def draw_listed(
     keys: Any, ids: Any, n: int, top: np.int32, p: Any, seed: np.uint64, position: np.uint32, child: np.uint32,
     weights: Any, words: Any,
@@ -109,7 +109,7 @@ def draw_listed(
     return token, OK, n, top, n
 
 
-@kernel
+@folded
 def list_typical(
     row: Any, top: np.int32, p: Any, maxima: Any, keys: Any, ids: Any, spare: Any, weights: Any
 ) -> tuple[int, np.int32]:
@@ -129,7 +129,7 @@ def list_typical(
     return n, top
 
 
-@kernel
+@folded
 def cut_row(
     row: Any, highest: np.int32, widest: np.uint32, p: Any, seed: np.uint64, position: np.uint32, child: np.uint32,
     listing: bool, maxima: Any, keys: Any, ids: Any, spare: Any, weights: Any, words: Any,
@@ -161,7 +161,7 @@ def cut_row(
     return token, status, kept, top, n, key, last
 
 
-@kernel
+@folded
 def sample_row(
     row: Any, highest: np.int32, widest: np.uint32, p: Any, seed: np.uint64, position: np.uint32, child: np.uint32,
     listing: bool, maxima: Any, keys: Any, ids: Any, spare: Any, weights: Any, words: Any,
@@ -186,7 +186,7 @@ def sample_rows(
     room: Any, rows: Any, width: int, chosen: Any, params: Any, seeds: Any, positions: Any, children: Any,
     token_ids: Any, status: Any, num_kept: Any,
 ) -> None:  # fmt: skip
-    """The chosen rows. rows: int32 (float32 bits) or uint16 (bfloat16 bits) [R, >= width]; all else by row.
+    """The chosen rows. rows: [R, >= width], as `bits_of` reads it; all else by row.
 
     room: from `klero.rows.room`.
     """

@@ -1,4 +1,4 @@
-"""One wide row over several threads: each reads a part of it, and where whole rows draw, each draws from a part.
+"""One wide row over several threads: each reads a part of it, and where tokens draw unlisted, each draws from a part.
 
 Parts merge by maximum, and the better score wins, so the token is that of `sample_rows`. Agreement: *bits* of the
 block maxima, *token*.
@@ -15,7 +15,7 @@ from klero.rows.maxima.cpu import block_maxima
 from klero.rows.room import carve, in_room
 from klero.rows.select.cpu import logit_of_key
 from klero.rows.view.cpu import BLOCK
-from klero.sampling.draw.cpu import draw_row
+from klero.sampling.draw.cpu import draw_likeliest, draw_others
 from klero.sampling.filters.nucleus.cpu import UNLISTED
 from klero.sampling.fused.cpu import cut_row
 
@@ -31,27 +31,34 @@ def read_part(rows: Any, width: int, r: int, begin: int, end: int, maxima: Any, 
 def cut_wide(
     room: Any, rows: Any, width: int, r: int, params: Any, seeds: Any, positions: Any, children: Any,
     token_ids: Any, status: Any, num_kept: Any, maxima: Any, found: Any,
-) -> tuple[bool, np.int32, np.int32, int]:  # fmt: skip
-    """Everything up to the draw: (whether it is still to come, largest key, cut). found: of all parts, else least."""
+) -> tuple[bool, np.int32, np.int32, int, np.float32, int]:  # fmt: skip
+    """Everything up to the draw: (whether it is still to come, largest key, cut, score and id of the likeliest token).
+
+    found: of all parts, else least.
+    """
     (_, keys, ids, spare, weights, words), _ = carve(room, width)
     highest, widest = np.int32(found[:, 0].max()), np.uint32(found[:, 1].max())
     token_ids[r], status[r], num_kept[r], top, n, key, last = cut_row(
         rows[r][:width], highest, widest, params[r], seeds[r], positions[r], children[r],
         False, maxima, keys, ids, spare, weights, words,
     )  # fmt: skip
-    return n == UNLISTED, top, key, last
+    best, best_id = draw_likeliest(
+        rows[r][:width], maxima, top, key, last, 0, seeds[r], positions[r], children[r]
+    )  # fmt: skip
+    return n == UNLISTED, top, key, last, best, best_id
 
 
 @kernel
 def draw_part(
     room: Any, rows: Any, width: int, r: int, begin: int, end: int, params: Any, seeds: Any, positions: Any,
-    children: Any, maxima: Any, top: np.int32, key: np.int32, last: int, scores: Any, drawn: Any,
+    children: Any, maxima: Any, top: np.int32, key: np.int32, last: int, best: np.float32, best_id: int, scores: Any,
+    drawn: Any,
 ) -> None:  # fmt: skip
-    """The best score of the blocks begin .. end - 1, and its id, in scores[begin] and drawn[begin]."""
+    """The best score of the likeliest token and the blocks begin .. end - 1, and its id, in both at `begin`."""
     words, first = carve(room, width)[0][5], begin * BLOCK
-    scores[begin], drawn[begin] = draw_row(
-        rows[r][:width][first : end * BLOCK], maxima[begin:end], top, logit_of_key(top), params[r].reciprocal,
-        key, last - first, first, seeds[r], positions[r], children[r], words,
+    scores[begin], drawn[begin] = draw_others(
+        rows[r][:width][first : end * BLOCK], maxima[begin:end], logit_of_key(top), params[r].reciprocal,
+        key, last - first, first, seeds[r], positions[r], children[r], words, best, best_id,
     )  # fmt: skip
 
 
@@ -62,14 +69,15 @@ def sample_wide(
     rows: Any, width: int, r: int, params: Any, seeds: Any, positions: Any, children: Any,
     token_ids: Any, status: Any, num_kept: Any, threads: int,
 ) -> None:  # fmt: skip
-    """Sample one row, as `sample_rows` does, on several threads."""
-    blocks = -(-width // BLOCK)
-    maxima, asked = np.empty(blocks, np.int32), (params, seeds, positions, children)
-    found = np.full((blocks, 2), (-(2**31), 0), np.int64)
-    over_rows(lambda i, j: read_part(rows, width, r, i, j, maxima, found), blocks, threads)
-    draws, top, key, last = _cut_wide(rows, width, r, *asked, token_ids, status, num_kept, maxima, found)
+    """Sample one row, as `sample_rows` does, on several threads, a part each: every part has costs of its own."""
+    blocks, asked = -(-width // BLOCK), (params, seeds, positions, children)
+    maxima, found = np.empty(blocks, np.int32), np.full((blocks, 2), (-(2**31), 0), np.int64)
+    share = -(-blocks // threads)
+    over_rows(lambda i, j: read_part(rows, width, r, i, j, maxima, found), blocks, threads, grain=share)
+    draws, *cut, score, token = _cut_wide(rows, width, r, *asked, token_ids, status, num_kept, maxima, found)
     if draws:
+        cut = np.int32(cut[0]), np.int32(cut[1]), cut[2], np.float32(score), token
         scores, drawn = np.full(blocks, -np.inf, np.float32), np.zeros(blocks, np.int64)
-        cut = np.int32(top), np.int32(key), last
-        over_rows(lambda i, j: _draw_part(rows, width, r, i, j, *asked, maxima, *cut, scores, drawn), blocks, threads)
+        draw = lambda i, j: _draw_part(rows, width, r, i, j, *asked, maxima, *cut, scores, drawn)  # noqa: E731
+        over_rows(draw, blocks, threads, grain=share)
         token_ids[r] = drawn[scores == scores.max()].min()

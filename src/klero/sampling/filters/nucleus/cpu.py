@@ -19,7 +19,7 @@ from klero.device import inline, kernel
 from klero.lots.mass.cpu import F32, I32, I64, TWO_20, U64, flush, key_of_bits
 from klero.lots.pinned.constants import LOG2_E, ROUND_MAGIC
 from klero.lots.pinned.cpu import exp32
-from klero.rows.lanes import LANES, add_in_any_order, keys_at_least, lowest_bit, multiply_add, num_bits
+from klero.rows.lanes import LANES, add_in_any_order, bits_of, keys_at_least, lowest_bit, multiply_add, num_bits
 from klero.rows.select.cpu import (
     ALL_ALIVE,
     NO_MASS_BELOW,
@@ -33,7 +33,7 @@ from klero.rows.select.cpu import (
     select,
     unflushed,
 )
-from klero.rows.view.cpu import BLOCK, U32, bits_of, block_of, flush_key, is_touched, raw_of, width_of
+from klero.rows.view.cpu import BLOCK, U32, block_of, flush_key, is_touched, raw_of, width_of
 from klero.sampling.filters.cpu import keep_nucleus, needed_mass
 
 F64 = np.float64
@@ -45,8 +45,9 @@ P3, P4, P5 = F32(0.0555035695), F32(0.00967603177), F32(0.00133908633)
 NO_TERM_BELOW = F32(-100)
 PART = 64  # terms that are summed in binary32, in any order
 # How far the rough mass of a block may be off, relatively. ERROR: 63 sums of a PART, the polynomial and exp32, all of
-# them 2^-24 a rounding: less than 2^-17.6. ERROR_OF_S, for every unit of |s|: the pinned way rounds s twice, this one
-# three times. Over the mass of a block of n tokens, |s| is on the average at most that of its largest one and ln n.
+# them 2^-24 a rounding: less than 2^-17.7. ERROR_OF_S, for every unit of |s|: of the block's largest token, two
+# roundings here and two of the pinned way; of what a token is below it, four (LOG2_E, scale, difference, product) and
+# two. Over the mass of a block of n tokens the latter is on the average at most W((n - 1) / e) = 3.3; ln n is allowed.
 ERROR, ERROR_OF_S, LN_OF_BLOCK = F64(2.0**-17.5), F64(2.0**-21.5), F64(5.6)
 FLAT_BLOCKS = 16  # rows of fewer blocks are never sampled for being flat
 SAMPLED = 8  # of a block
@@ -98,7 +99,10 @@ def bound_masses(
         if s < NO_MASS_BELOW:
             continue
         if is_touched(row, b):
-            terms = rough_mass(block_of(row, b), largest, scale)
+            block = block_of(row, b)  # which settles a maximum that was a bound; the error needs the largest token
+            largest = logit_of_key(maxima[b])
+            s = (largest - maximum) * reciprocal
+            terms = rough_mass(block, largest, scale)
         else:
             terms = rough_mass(raw[b * BLOCK : (b + 1) * BLOCK], largest, scale)
         mass = terms * F64(exp32(s)) * TWO_40

@@ -16,8 +16,9 @@ from numba.extending import overload
 from klero.device import inline, kernel
 from klero.lots.mass.cpu import F32, I32, I64, KEY_NEG_INF, TWO_20, U64, flush, key_of_bits
 from klero.lots.pinned.cpu import ZERO, exp32, log32
+from klero.rows.lanes import bits_of
 from klero.rows.select.cpu import ALL_ALIVE, logit_of_key, mass_of_key
-from klero.rows.view.cpu import BITS_NEG_INF, BLOCK, bits_of, block_of, flush_key
+from klero.rows.view.cpu import BITS_NEG_INF, BLOCK, block_of, flush_key
 from klero.sampling.filters.cpu import needed_mass
 
 F64 = np.float64
