@@ -27,9 +27,10 @@ check: $(READY)  ## lint, types, import directions
 bench: $(READY)  ## klero beside its peers, in one run
 	$(BIN)/python -m benchmarks.run
 
-bench-full: $(READY)  ## the same over all sizes, with targets, stages of a step, plots in docs/plots; a quarter of an hour
+bench-full: $(READY)  ## the same over all sizes, with targets, stages of a step, plots in docs/plots; a quarter of an hour or more
 	$(BIN)/python -m benchmarks.run --full --markdown
 	$(BIN)/python -m benchmarks.stages
+	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.plots
 
 check-wheel: $(READY)  ## build the wheel; sample and generate from it in empty environments
