@@ -101,32 +101,38 @@ def gather_most(row: Any, maxima: Any, threshold: np.int32, most: int, keys: Any
     for b in range(maxima.size):
         if maxima[b] < threshold:
             continue
+        first, size = b * BLOCK, min(BLOCK, width_of(row) - b * BLOCK)
         if is_touched(row, b):
-            n += gather_block(block_of(row, b), b * BLOCK, least, keys[n:], ids[n:])
+            n = gather_block(block_of(row, b), 0, size, first, least, keys, ids, n)
         else:
-            n += gather_block(raw[b * BLOCK : (b + 1) * BLOCK], b * BLOCK, least, keys[n:], ids[n:])
+            n = gather_block(raw, first, size, first, least, keys, ids, n)
         if n > most:
             break
     return n
 
 
 @kernel
-def gather_block(block: Any, first: int, least: np.int32, keys: Any, ids: Any) -> int:
-    """The same for one block. least: a bound of unflushed keys."""
-    left, whole = 0, block.size // LANES * LANES
-    for begin in range(0, whole, LANES):
-        mask = keys_at_least(block, begin, least)
+def gather_block(
+    stored: Any, start: int, size: int, first: int, least: np.int32, keys: Any, ids: Any, n: int
+) -> int:  # fmt: skip
+    """The same for stored[start : start + size], whose ids begin at `first`, behind n others; how many there are then.
+
+    least: a bound of unflushed keys. Places instead of slices: every slice would count references, for each block.
+    """
+    whole = size // LANES * LANES
+    for begin in range(start, start + whole, LANES):
+        mask = keys_at_least(stored, begin, least)
         while mask != U32(0):
             i = begin + lowest_bit(mask)
-            keys[left], ids[left] = flush_key(key_of_bits(bits_of(block[i]))), first + i
-            left += 1
+            keys[n], ids[n] = flush_key(key_of_bits(bits_of(stored[i]))), first + i - start
+            n += 1
             mask = U32(mask & (mask - U32(1)))
-    for i in range(whole, block.size):
-        key = key_of_bits(bits_of(block[i]))
+    for i in range(start + whole, start + size):
+        key = key_of_bits(bits_of(stored[i]))
         if key >= least:
-            keys[left], ids[left] = flush_key(key), first + i
-            left += 1
-    return left
+            keys[n], ids[n] = flush_key(key), first + i - start
+            n += 1
+    return n
 
 
 @kernel
